@@ -1,0 +1,1 @@
+"""GPUMix: what a training plan does on a (mixed) GPU cluster."""
