@@ -36,7 +36,13 @@ Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "layered"]
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "layered")
 
 AttentionKernel = Literal["auto", "unfused", "flash1", "flash2", "flash3"]
-ATTENTION_KERNELS: tuple[AttentionKernel, ...] = ("auto", "unfused", "flash1", "flash2", "flash3")
+ATTENTION_KERNELS: tuple[AttentionKernel, ...] = (
+    "auto",
+    "unfused",
+    "flash1",
+    "flash2",
+    "flash3",
+)
 
 Offload = Literal["none", "optimizer", "state", "activations"]
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "state", "activations")

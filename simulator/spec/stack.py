@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -43,7 +43,9 @@ class PrecisionRecipe:
     @property
     def state_bytes(self) -> float:
         """Parameters, gradients, master weights and moments together, per parameter."""
-        return self.param_bytes + self.grad_bytes + self.master_bytes + self.moment_bytes
+        return (
+            self.param_bytes + self.grad_bytes + self.master_bytes + self.moment_bytes
+        )
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,9 @@ class Stack:
 def stack_names() -> list[str]:
     """Names of the shipped stacks."""
     folder = resources.files("simulator") / "stacks"
-    return sorted(p.name[: -len(".yaml")] for p in folder.iterdir() if p.name.endswith(".yaml"))
+    return sorted(
+        p.name[: -len(".yaml")] for p in folder.iterdir() if p.name.endswith(".yaml")
+    )
 
 
 def load_stack(name: str) -> Stack:
@@ -170,7 +174,7 @@ def load_stack(name: str) -> Stack:
     return _read_stack(key)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _read_stack(name: str) -> Stack:
     text = (resources.files("simulator") / "stacks" / f"{name}.yaml").read_text("utf-8")
     data = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
@@ -190,7 +194,10 @@ def stack_from_mapping(name: str, data: Mapping[str, Any]) -> Stack:
         return node
 
     body = plain(data, "")
-    recipes = {key: PrecisionRecipe(name=key, **cells) for key, cells in body["recipes"].items()}
+    recipes = {
+        key: PrecisionRecipe(name=key, **cells)
+        for key, cells in body["recipes"].items()
+    }
     return Stack(
         name=name,
         title=body["title"],
