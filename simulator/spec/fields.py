@@ -23,7 +23,7 @@ MAX_TEXT = 1000
 class InputModel(BaseModel):
     """Base of the input models: unknown fields are refused, values are plain data."""
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
 
 def refusal(message: str, hint: str = "") -> PydanticCustomError:

@@ -12,7 +12,7 @@ from dataclasses import fields as dataclass_fields
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from pydantic import Field, PlainValidator, WithJsonSchema, create_model
+from pydantic import Discriminator, Field, PlainValidator, Tag, WithJsonSchema, create_model
 
 from hardware_db.schema import FabricSpec
 from simulator.spec.fields import (
@@ -42,6 +42,13 @@ _POSITIVE = frozenset(
     "nics_per_node window embedding_width".split()
 )
 _NESTED: dict[type, type[InputModel]] = {}
+
+#: Tags that pydantic puts into error locations where a field takes a name or a mapping.
+NAME_TAG, FIELDS_TAG = "<name>", "<fields>"
+
+
+def _name_or_fields(value: Any) -> str:
+    return FIELDS_TAG if isinstance(value, Mapping) else NAME_TAG
 
 
 def _input_type(name: str, hint: Any) -> Any:
@@ -200,7 +207,13 @@ class ClusterInput(InputModel):
     """``cluster``: node groups and the fabric between nodes."""
 
     groups: Annotated[list[GroupInput], Field(min_length=1, max_length=1000)]
-    fabric: Annotated[Text | FabricInput | None, Field(union_mode="left_to_right")] = None  # type: ignore[valid-type]
+    fabric: (
+        Annotated[
+            Annotated[Text, Tag(NAME_TAG)] | Annotated[FabricInput, Tag(FIELDS_TAG)],  # type: ignore[valid-type]
+            Discriminator(_name_or_fields),
+        ]
+        | None
+    ) = None
 
 
 class AssignmentInput(InputModel):
@@ -256,11 +269,23 @@ class PlanInput(InputModel):
     assignment: Annotated[list[AssignmentInput], Field(max_length=10_000)] = []
 
 
-class ScenarioInput(InputModel):
-    """A GPUMix scenario: a model, a workload, a cluster and, if given, a plan for it."""
+class SectionsInput(InputModel):
+    """The top-level fields that need nothing looked up."""
 
     title: Text | None = None
-    model: Annotated[Text | ModelInput, Field(union_mode="left_to_right")]  # type: ignore[valid-type]
+    purchase: FreeMapping | None = None
+    economics: FreeMapping | None = None
+    risk: Share = 0.05
+    outputs: FreeMapping = {}
+
+
+class ScenarioInput(SectionsInput):
+    """A GPUMix scenario: a model, a workload, a cluster and, if given, a plan for it."""
+
+    model: Annotated[
+        Annotated[Text, Tag(NAME_TAG)] | Annotated[ModelInput, Tag(FIELDS_TAG)],  # type: ignore[valid-type]
+        Discriminator(_name_or_fields),
+    ]
     workload: WorkloadInput
     cluster: ClusterInput
     stack: Text | None = None
@@ -274,7 +299,3 @@ class ScenarioInput(InputModel):
             }
         ),
     ] = {}
-    purchase: FreeMapping | None = None
-    economics: FreeMapping | None = None
-    risk: Share = 0.05
-    outputs: FreeMapping = {}

@@ -1,0 +1,384 @@
+"""Validated input -> the descriptions it names: model, cluster, fabric, stack."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, replace
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+from typing import Any
+
+import hardware_db
+from hardware_db.schema import FabricSpec, GpuSpec, LinkSpec, NodeSpec
+from simulator.errors import UserError
+from simulator.spec.cluster import Cluster, NodeGroup
+from simulator.spec.fields import shown
+from simulator.spec.inputs import ClusterInput, FabricInput, GroupInput, ModelInput
+from simulator.spec.model import MlaSpec, ModelSpec, MoeSpec, VisionSpec
+from simulator.spec.problems import Collector
+from simulator.spec.stack import Stack, load_stack
+from simulator.spec.yaml_source import FieldPath, load_source
+from simulator.units import gbps_to_bytes_per_s
+
+#: Fields of a described node that also override a named one.
+NODE_OVERRIDES = (
+    "intra_node",
+    "nics",
+    "nic_bytes_per_s",
+    "host_power_w",
+    "host_memory_bytes",
+    "dispatch_scale",
+    "year",
+)
+_PARTS: dict[str, Any] = {"moe": MoeSpec, "mla": MlaSpec, "vision": VisionSpec}
+_MAY_BE_ABSENT = ("window", "embedding_width", *_PARTS)
+_MODEL_REQUIRED = ("layers", "hidden", "heads", "vocab")
+
+
+def resolve_model(data: Any, folder: Path, report: Collector) -> ModelSpec | None:
+    """``model``: a preset, the path of a ``config.json``, or ModelSpec's fields."""
+    if isinstance(data, str):
+        return report.attempt(("model",), lambda: model_by_name(data, folder))
+    if not isinstance(data, dict):
+        report.error(
+            ("model",),
+            f"expected a model, got {shown(data)}",
+            "write a preset's name, the path of a config.json, or a mapping of its dimensions",
+        )
+        return None
+    entry = report.validate(ModelInput, data, ("model",))
+    return None if entry is None else _model_from_fields(entry, folder, report)
+
+
+def model_by_name(name: str, folder: Path) -> ModelSpec:
+    """A preset, or the model of a Hugging Face ``config.json`` (relative to ``folder``)."""
+    if name.endswith(".json") or "/" in name or name.startswith("."):
+        path = folder / name
+        if path.is_dir():
+            path = path / "config.json"
+        if path.exists() or name.endswith(".json"):
+            from simulator.spec.hf_config import model_from_hf_config
+
+            data = load_source(path).data
+            return model_from_hf_config(data, name=path.resolve().parent.name)
+    from simulator.spec.presets import preset
+
+    return preset(name)
+
+
+def _model_from_fields(entry: Any, folder: Path, report: Collector) -> ModelSpec | None:
+    before = len(report.problems)
+    given = {key: getattr(entry, key) for key in entry.model_fields_set if key != "base"}
+    base = None
+    if entry.base is not None:
+        base = report.attempt(("model", "base"), lambda: model_by_name(entry.base, folder))
+    for key, cls in _PARTS.items():
+        if given.get(key) is not None:
+            given[key] = _part(cls, given[key], getattr(base, key, None), ("model", key), report)
+    for key in given:
+        if given[key] is None and key not in _MAY_BE_ABSENT:
+            report.error(("model", key), "is empty", "write a value or leave the field out")
+    if len(report.problems) > before:
+        return None
+    if base is None:
+        return _model_from_dimensions(given, report)
+    layers = given.pop("layers", base.layers)
+    scaled = base if layers == base.layers else base.with_layers(layers)
+    return replace(scaled, **given)
+
+
+def _part(cls: Any, entry: Any, base: Any, path: FieldPath, report: Collector) -> Any:
+    """``moe``, ``mla`` or ``vision``, on top of the base model's where it has one."""
+    given = {key: getattr(entry, key) for key in entry.model_fields_set}
+    if base is not None:
+        return replace(base, **given)
+    absent = [f.name for f in dataclass_fields(cls) if f.default is MISSING and f.name not in given]
+    for name in absent:
+        report.error((*path, name), "is missing", "add it")
+    return None if absent else cls(**given)
+
+
+def _model_from_dimensions(given: dict[str, Any], report: Collector) -> ModelSpec | None:
+    path: FieldPath = ("model",)
+    absent = [key for key in _MODEL_REQUIRED if key not in given]
+    if absent:
+        report.error(
+            path,
+            f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing",
+            "add them, or name a preset as base",
+        )
+        return None
+    filled = dict(given)
+
+    def fill(key: str, value: Any, why: str) -> None:
+        if key not in filled:
+            filled[key] = value
+            report.default((*path, key), value, why)
+
+    fill("name", "custom model", "not named")
+    fill("kv_heads", given["heads"], "every head has its own keys and values")
+    if "head_dim" not in given and given["hidden"] % given["heads"]:
+        report.error(
+            (*path, "hidden"),
+            f"hidden {given['hidden']} is not divisible by heads {given['heads']}",
+            "give head_dim",
+        )
+        return None
+    fill("head_dim", given["hidden"] // given["heads"], "hidden / heads")
+    fill("ffn", 4 * given["hidden"], "4 x hidden")
+    return ModelSpec(**filled)
+
+
+def resolve_stack(data: Any, report: Collector) -> Stack | None:
+    """``stack``: the name of a shipped stack."""
+    if not isinstance(data, str):
+        report.error(("stack",), f"expected a stack's name, got {shown(data)}")
+        return None
+    return report.attempt(("stack",), lambda: load_stack(data))
+
+
+def resolve_cluster(data: Any, report: Collector) -> Cluster | None:
+    """``cluster``: node groups from the hardware database or described, and the fabric."""
+    entry = report.validate(ClusterInput, data, ("cluster",))
+    if entry is None:
+        return None
+    before = len(report.problems)
+    fabric = None
+    if entry.fabric is not None:
+        fabric = _fabric(entry.fabric, report)
+    groups = []
+    names: set[str] = set()
+    for index, group in enumerate(entry.groups):
+        made = _group(group, fabric, ("cluster", "groups", index), names, report)
+        if made is not None:
+            groups.append(made)
+    if len(report.problems) > before:
+        return None
+    cluster = Cluster(tuple(groups), fabric)
+    if fabric is None and cluster.n_nodes > 1:
+        fabric = _default_fabric(cluster, report)
+        if fabric is None:
+            return None
+        cluster = Cluster(tuple(groups), fabric)
+    _check_nics(cluster, report)
+    return cluster if len(report.problems) == before else None
+
+
+def _fabric(entry: Any, report: Collector) -> FabricSpec | None:
+    path: FieldPath = ("cluster", "fabric")
+    if isinstance(entry, str):
+        return report.attempt(path, lambda: hardware_db.parse_fabric(entry))
+    assert isinstance(entry, FabricInput)
+    given = {
+        key: getattr(entry, key)
+        for key in entry.model_fields_set
+        if key not in ("base", "nic_gbps") and (getattr(entry, key) is not None)
+    }
+    if getattr(entry, "nic_gbps", None) is not None:
+        if "nic_bytes_per_s" in given:
+            report.error(path, "nic_gbps and nic_bytes_per_s are both given", "keep one of them")
+            return None
+        given["nic_bytes_per_s"] = gbps_to_bytes_per_s(getattr(entry, "nic_gbps"))
+    if given.get("oversubscription", 1.0) < 1.0:
+        report.error(
+            (*path, "oversubscription"),
+            f"{given['oversubscription']:g} is below 1",
+            "1 is non-blocking; 2 has half the uplinks",
+        )
+        return None
+    base_name = getattr(entry, "base", None)
+    if base_name is not None:
+        base = report.attempt((*path, "base"), lambda: hardware_db.parse_fabric(base_name))
+        return None if base is None else replace(base, **{"aliases": (), **given})
+    if "nic_bytes_per_s" not in given:
+        report.error(path, "the NIC rate is missing", "add nic_gbps: 400, or base: a known fabric")
+        return None
+    return _described_fabric(given, path, report)
+
+
+def _described_fabric(given: dict[str, Any], path: FieldPath, report: Collector) -> FabricSpec:
+    filled: dict[str, Any] = {
+        "name": f"{given['nic_bytes_per_s'] * 8 / 1e9:g}-gbps",
+        "kind": "ethernet",
+        "nics_per_node": None,
+        "latency_s": 20e-6,
+        "rails": False,
+        "oversubscription": 1.0,
+        "nodes_per_leaf": 1_000_000,
+        "rdma": False,
+        "aliases": (),
+    }
+    for key, value in filled.items():
+        if key not in given and key not in ("name", "aliases", "nics_per_node"):
+            report.default((*path, key), value)
+    filled.update(given)
+    filled.setdefault("title", filled["name"])
+    return FabricSpec(**filled)
+
+
+def _default_fabric(cluster: Cluster, report: Collector) -> FabricSpec | None:
+    """The slowest of the nodes' own fabrics, where every node has one."""
+    path: FieldPath = ("cluster", "fabric")
+    names = [group.node.fabric for group in cluster.groups]
+    if any(name is None for name in names):
+        report.error(
+            path,
+            f"is missing: {cluster.n_nodes} nodes need a network between them",
+            "add fabric: ndr-infiniband, or another name from `gpumix gpus --fabrics`",
+        )
+        return None
+    fabrics = [hardware_db.fabric(name) for name in dict.fromkeys(names) if name is not None]
+    slowest = min(fabrics, key=lambda f: f.nic_bytes_per_s)
+    why = "the nodes' own" if len(fabrics) == 1 else "the slowest of the nodes' own"
+    report.default(path, slowest.name, why)
+    return slowest
+
+
+def _check_nics(cluster: Cluster, report: Collector) -> None:
+    if cluster.fabric is None or cluster.fabric.nics_per_node is not None:
+        return
+    for index, group in enumerate(cluster.groups):
+        if group.node.nics < 1:
+            report.error(
+                ("cluster", "groups", index, "nics"),
+                f"node {group.node.name} has no NIC for fabric {cluster.fabric.name}",
+                "add nics: 1",
+            )
+
+
+def _group(
+    entry: GroupInput,
+    fabric: FabricSpec | None,
+    path: FieldPath,
+    names: set[str],
+    report: Collector,
+) -> NodeGroup | None:
+    stated = [key for key in ("node", "gpu", "gpus") if getattr(entry, key) is not None]
+    if len(stated) != 1:
+        got = " and ".join(stated) if stated else "none of them"
+        report.error(path, f"one of node, gpu and gpus is needed, got {got}")
+        return None
+    if entry.nic_gbps is not None:
+        if entry.nic_bytes_per_s is not None:
+            report.error(path, "nic_gbps and nic_bytes_per_s are both given", "keep one of them")
+            return None
+        entry = entry.model_copy(
+            update={"nic_bytes_per_s": gbps_to_bytes_per_s(entry.nic_gbps), "nic_gbps": None}
+        )
+    link = entry.intra_node
+    if link is not None:
+        found = report.attempt((*path, "intra_node"), lambda: hardware_db.link(link))
+        if found is None:
+            return None
+        entry = entry.model_copy(update={"intra_node": found.name})
+    node = (
+        _named_node(entry, path, report)
+        if entry.node is not None
+        else _described_node(entry, fabric, path, report)
+    )
+    if node is None:
+        return None
+    if "count" not in entry.model_fields_set:
+        report.default((*path, "count"), 1)
+    name = entry.name or node.name
+    while name in names:
+        stem, _, number = name.rpartition("#")
+        name = f"{stem}#{int(number) + 1}" if stem and number.isdigit() else f"{name}#2"
+    names.add(name)
+    gpus = tuple(hardware_db.gpu(slot) for slot in node.gpus)
+    return NodeGroup(name, node, gpus, entry.count, entry.zone or "")
+
+
+def _named_node(entry: GroupInput, path: FieldPath, report: Collector) -> NodeSpec | None:
+    name = entry.node or ""
+    node = report.attempt((*path, "node"), lambda: hardware_db.node(name))
+    if node is None:
+        return None
+    slots = entry.gpus_per_node
+    if slots is not None and slots > node.n_gpus:
+        report.error(
+            (*path, "gpus_per_node"),
+            f"{slots} GPUs, but {node.name} has {node.n_gpus}",
+            f"at most {node.n_gpus}, or raise count",
+        )
+        return None
+    changes = {
+        key: getattr(entry, key) for key in NODE_OVERRIDES if getattr(entry, key) is not None
+    }
+    return replace(node, gpus=node.gpus[:slots], **changes)
+
+
+def _described_node(
+    entry: GroupInput, fabric: FabricSpec | None, path: FieldPath, report: Collector
+) -> NodeSpec | None:
+    gpus = _slots(entry, path, report)
+    if gpus is None:
+        return None
+    has_fabric = fabric is not None and fabric.nic_bytes_per_s > 0
+    defaults: dict[str, Any] = {
+        "intra_node": _default_link(gpus).name,
+        "nics": (fabric.nics_per_node or 1) if fabric is not None and has_fabric else 0,
+        "nic_bytes_per_s": fabric.nic_bytes_per_s if fabric is not None and has_fabric else 0.0,
+        "host_power_w": 150.0 + 75.0 * len(gpus),
+        "host_memory_bytes": 64_000_000_000 * len(gpus),
+        "dispatch_scale": 1.0,
+        "year": max(gpu.release_year for gpu in gpus),
+    }
+    filled = {}
+    for key, value in defaults.items():
+        given = getattr(entry, key)
+        filled[key] = value if given is None else given
+        if given is None and key != "year":
+            report.default((*path, key), value)
+    kinds = dict.fromkeys(gpu.name for gpu in gpus)
+    counts = [(sum(g.name == kind for g in gpus), kind) for kind in kinds]
+    name = "+".join(f"{n}x-{kind}" for n, kind in counts)
+    title = " + ".join(f"{n} x {kind}" for n, kind in counts)
+    return NodeSpec(
+        name=name,
+        title=title,
+        aliases=(),
+        gpus=tuple(gpu.name for gpu in gpus),
+        fabric=None,
+        **filled,
+    )
+
+
+def _slots(entry: GroupInput, path: FieldPath, report: Collector) -> list[GpuSpec] | None:
+    """The GPU of every slot of a described node."""
+    if entry.gpus is not None:
+        if entry.gpus_per_node not in (None, len(entry.gpus)):
+            report.error(
+                (*path, "gpus_per_node"),
+                f"{entry.gpus_per_node}, but gpus lists {len(entry.gpus)}",
+                "leave it out",
+            )
+            return None
+        found = [
+            report.attempt((*path, "gpus", i), lambda name=name: hardware_db.gpu(name))  # type: ignore[misc]
+            for i, name in enumerate(entry.gpus)
+        ]
+        gpus = [gpu for gpu in found if gpu is not None]
+        return gpus if len(gpus) == len(found) else None
+    name = entry.gpu or ""
+    gpu = report.attempt((*path, "gpu"), lambda: hardware_db.gpu(name))
+    if gpu is None:
+        return None
+    slots = entry.gpus_per_node
+    if slots is None:
+        slots = 8
+        report.default((*path, "gpus_per_node"), slots)
+    return [gpu] * slots
+
+
+def _default_link(gpus: list[GpuSpec]) -> LinkSpec:
+    """NVSwitch or NVLink at the GPUs' own rate where all are SXM and equal, else PCIe."""
+    links = [hardware_db.link(name) for name in hardware_db.names("link")]
+    first = gpus[0]
+    if len({gpu.name for gpu in gpus}) == 1 and first.form == "sxm" and first.nvlink_bytes_per_s:
+        near = [link for link in links if link.kind in ("nvswitch", "nvlink", "nvlink-mesh")]
+        return min(near, key=lambda k: (abs(k.bytes_per_s - first.nvlink_bytes_per_s), k.name))
+    rate = min(gpu.pcie_bytes_per_s for gpu in gpus)
+    pcie = [link for link in links if link.kind == "pcie"]
+    if not pcie:
+        raise UserError("the hardware database has no PCIe link")
+    return min(pcie, key=lambda link: (abs(link.bytes_per_s - rate), link.name))
