@@ -26,7 +26,9 @@ class PrecisionRecipe:
     that lives across micro-batches, ``reduce_bytes`` the width at which gradients are reduced,
     ``master_bytes`` an extra fp32 copy in the optimiser (0 where the parameters are fp32),
     ``moment_bytes`` both Adam moments together. ``compute_dtype`` names the matrix rate.
-    ``activation_bytes`` is the width of saved activations.
+    ``activation_bytes`` is the width of saved activations. ``autocast`` casts fp32 weights at every
+    use; ``fused_grad_accumulation`` lets the weight-gradient product add into ``grad_bytes``-wide
+    buffers itself.
     """
 
     name: str
@@ -39,6 +41,7 @@ class PrecisionRecipe:
     moment_bytes: float
     activation_bytes: float
     autocast: bool = False
+    fused_grad_accumulation: bool = False
 
     @property
     def state_bytes(self) -> float:
