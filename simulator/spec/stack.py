@@ -28,7 +28,9 @@ class PrecisionRecipe:
     ``moment_bytes`` both Adam moments together. ``compute_dtype`` names the matrix rate.
     ``activation_bytes`` is the width of saved activations. ``autocast`` casts fp32 weights at every
     use; ``fused_grad_accumulation`` lets the weight-gradient product add into ``grad_bytes``-wide
-    buffers itself.
+    buffers itself. ``operand_bytes`` is the width of the kept inputs of weight products where it
+    differs (fp8; 0: as ``activation_bytes``), ``cached_param_bytes`` that of low-precision copies
+    of product weights which live across micro-batches.
     """
 
     name: str
@@ -42,6 +44,8 @@ class PrecisionRecipe:
     activation_bytes: float
     autocast: bool = False
     fused_grad_accumulation: bool = False
+    operand_bytes: float = 0.0
+    cached_param_bytes: float = 0.0
 
     @property
     def state_bytes(self) -> float:
