@@ -1,0 +1,518 @@
+"""Fit the link parameters of ``hardware_db/calibration/collectives.yaml`` to measured times.
+
+    python -m benchmarks.fit_collectives --data DIR --out hardware_db/calibration/collectives.yaml
+
+``DIR/collectives.csv`` holds ``system, op, n_gpus, gpus_per_node, bytes, time_us``. Every second
+size of each series is held out: the fit never sees it and the errors are reported on it. Published
+long-message rates (``ANCHORS``) pin what the table's 64 MB cannot show. Few, bounded parameters per
+link kind; the loss is the mean absolute log ratio, which shrugs off the bimodal small messages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import yaml
+
+from simulator.cost.collectives import (
+    LinkParams,
+    Network,
+    Placement,
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_s,
+    send_recv_s,
+)
+
+FloatArray = npt.NDArray[np.float64]
+Entry = dict[str, Any]
+
+#: Bounds of every fitted parameter: physical, and wide enough not to bind in a good fit.
+BOUNDS = {
+    "efficiency": (0.1, 0.95),
+    "p2p_efficiency": (0.1, 0.9),
+    "nvls_efficiency": (0.3, 0.95),
+    "latency_s": (0.3e-6, 30e-6),
+    "base_s": (2e-6, 60e-6),
+    "p2p_base_s": (2e-6, 60e-6),
+    "half_size_s": (1e-9, 300e-6),
+}
+
+OPS = {"all_reduce": all_reduce_s, "all_gather": all_gather_s, "all_to_all": all_to_all_s}
+
+TABLE = "collectives.csv (microsoft/vidur profiling, MIT)"
+NCCL_ISSUE = (
+    "nccl-tests of an HGX H100 pair with 8 x 400 Gb/s InfiniBand (NVIDIA/nccl-tests issue 309)"
+)
+NDM_V4 = "microsoft/mscclpp, NDmv4 performance page, NCCL 2.17.1"
+OCI_A100 = "oracle-quickstart/oci-hpc-oke README, nccl-tests on 2 x BM.GPU4.8, 1,600 Gb/s RoCE"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured time: op on ``n`` ranks, ``per_node`` of them in a node."""
+
+    series: str
+    op: str
+    n: int
+    per_node: int
+    bytes_: float
+    time_s: float
+    held_out: bool
+
+
+@dataclass(frozen=True)
+class System:
+    """A measured machine: how its network follows from the entry under fit and those already fitted.
+
+    ``build`` returns the network from (entry under fit, finished entries by ``section/key``).
+    """
+
+    rows: tuple[Row, ...]
+    build: Callable[[Entry, dict[str, Entry]], Network]
+
+
+def link(
+    entry: Entry, kind: str, bytes_per_s: float, *, switch: bool = False, nvls: bool = False
+) -> LinkParams:
+    """Link of a given peak with the fitted entry."""
+    return LinkParams(
+        kind=kind,
+        bytes_per_s=bytes_per_s,
+        efficiency=entry["efficiency"],
+        p2p_efficiency=entry["p2p_efficiency"],
+        latency_s=entry["latency_s"],
+        base_s=entry["base_s"],
+        p2p_base_s=entry["p2p_base_s"],
+        half_size_bytes=entry["half_size_s"] * bytes_per_s,
+        switch=switch,
+        nvls=nvls,
+        nvls_efficiency=entry.get("nvls_efficiency", 0.0),
+    )
+
+
+def switched(kind: str, peak: float, *, nvls: bool = False) -> Callable[..., Network]:
+    """Builder of a one-node network behind a switch whose link is under fit."""
+
+    def build(entry: Entry, done: dict[str, Entry]) -> Network:
+        whole = link(entry, kind, peak, switch=True, nvls=nvls)
+        return Network(whole, whole, None, 8)
+
+    return build
+
+
+def on_fabric(
+    kind: str, inside: str, peak: float, nvls: bool, nic: float, nics: int = 8
+) -> Callable[..., Network]:
+    """Builder of 8-GPU nodes with a finished switch entry and the fabric under fit."""
+
+    def build(entry: Entry, done: dict[str, Entry]) -> Network:
+        whole = link(done[inside], inside, peak, switch=True, nvls=nvls)
+        return Network(whole, whole, link(entry, kind, nic), 8, nic * nics)
+
+    return build
+
+
+def predict(net: Network, rows: Sequence[Row]) -> FloatArray:
+    """Model times of the rows, seconds."""
+    times = np.empty(len(rows))
+    for op in {r.op for r in rows}:
+        at = np.array([i for i, r in enumerate(rows) if r.op == op])
+        size = np.array([rows[i].n for i in at])
+        members = np.array([rows[i].per_node for i in at])
+        sent = np.array([rows[i].bytes_ for i in at])
+        if op == "send_recv":
+            times[at] = send_recv_s(net, sent, members == 1, senders_per_node=1)
+        else:
+            # nccl-tests and the table run one group at a time.
+            group = Placement(size, members, np.ones_like(size))
+            times[at] = OPS[op](net, group, sent)
+    return times
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows of the table; odd positions of every series by size are held out."""
+    with path.open(newline="", encoding="utf-8") as file:
+        raw = list(csv.DictReader(file))
+    raw.sort(key=lambda r: (r["system"], r["op"], r["n_gpus"], r["gpus_per_node"], int(r["bytes"])))
+    rows: list[Row] = []
+    count: dict[str, int] = {}
+    for r in raw:
+        series = f"{r['system']} {r['op']} {r['n_gpus']}/{r['gpus_per_node']}"
+        seen = count.get(series, 0)
+        count[series] = seen + 1
+        rows.append(
+            Row(
+                series,
+                r["op"],
+                int(r["n_gpus"]),
+                int(r["gpus_per_node"]),
+                float(r["bytes"]),
+                float(r["time_us"]) * 1e-6,
+                seen % 2 == 1,
+            )
+        )
+    return rows
+
+
+def published(
+    source: str, op: str, n: int, per_node: int, points: Sequence[tuple[float, float]]
+) -> list[Row]:
+    """Rows of a published series of (bytes, microseconds); every second one is held out."""
+    return [
+        Row(f"{source} {op} {n}/{per_node}", op, n, per_node, size, us * 1e-6, i % 2 == 1)
+        for i, (size, us) in enumerate(points)
+    ]
+
+
+def bus_rate(
+    source: str, op: str, n: int, per_node: int, size: float, gb_per_s: float
+) -> list[Row]:
+    """One published bus bandwidth as a row that is fitted (nccl-tests' definition of busbw)."""
+    factor = (2 if op == "all_reduce" else 1) * (n - 1) / n
+    seconds = factor * size / (gb_per_s * 1e9)
+    return [Row(f"{source} {op} {n}/{per_node}", op, n, per_node, size, seconds, False)]
+
+
+MIB, GIB = 2.0**20, 2.0**30
+
+
+def h100_pair_rows() -> list[Row]:
+    """All-reduce of 2 and 4 HGX H100 nodes, out of place."""
+    two = [
+        (MIB, 71.93), (2 * MIB, 76.24), (4 * MIB, 94.38), (8 * MIB, 132.6), (16 * MIB, 185.4),
+        (32 * MIB, 267.9), (64 * MIB, 466.1), (128 * MIB, 748.3), (256 * MIB, 1282.8),
+        (512 * MIB, 2357.6), (GIB, 4484.9), (2 * GIB, 8729.8), (8 * GIB, 34381.0),
+    ]  # fmt: skip
+    four = [
+        (MIB, 82.17), (4 * MIB, 151.1), (8 * MIB, 217.3), (16 * MIB, 259.6), (32 * MIB, 376.0),
+        (64 * MIB, 579.1), (128 * MIB, 990.7), (256 * MIB, 1768.0), (512 * MIB, 3109.0),
+        (GIB, 5808.8), (2 * GIB, 11508.0), (8 * GIB, 45606.0),
+    ]  # fmt: skip
+    return published("HGX H100", "all_reduce", 16, 8, two) + published(
+        "HGX H100", "all_reduce", 32, 8, four
+    )
+
+
+def oci_a100_rows() -> list[Row]:
+    """All-reduce of 2 A100 nodes on RoCE, out of place."""
+    points = [
+        (MIB, 85.58), (2 * MIB, 99.19), (4 * MIB, 127.0), (8 * MIB, 174.3), (16 * MIB, 282.7),
+        (32 * MIB, 452.3), (64 * MIB, 821.7), (128 * MIB, 1542.0), (GIB, 9187.8),
+        (2 * GIB, 18289.0), (4 * GIB, 34176.0), (8 * GIB, 67689.0),
+    ]  # fmt: skip
+    return published("OCI A100", "all_reduce", 16, 8, points)
+
+
+def minimise(
+    loss: Callable[[FloatArray], float], start: FloatArray, steps: int = 500
+) -> tuple[FloatArray, float]:
+    """Nelder-Mead with standard coefficients; enough for the six smooth parameters here."""
+    n = len(start)
+    points = [start] + [start + 0.7 * np.eye(n)[i] for i in range(n)]
+    values = [loss(p) for p in points]
+    for _ in range(steps):
+        order = np.argsort(values)
+        points, values = [points[i] for i in order], [values[i] for i in order]
+        centre = np.mean(points[:-1], axis=0)
+        mirrored = 2 * centre - points[-1]
+        value = loss(mirrored)
+        if value < values[0]:
+            further = 3 * centre - 2 * points[-1]
+            beyond = loss(further)
+            points[-1], values[-1] = (further, beyond) if beyond < value else (mirrored, value)
+        elif value < values[-2]:
+            points[-1], values[-1] = mirrored, value
+        else:
+            nearer = (centre + points[-1]) / 2
+            value = loss(nearer)
+            if value < values[-1]:
+                points[-1], values[-1] = nearer, value
+            else:
+                points = [points[0]] + [(points[0] + p) / 2 for p in points[1:]]
+                values = [values[0]] + [loss(p) for p in points[1:]]
+    best = int(np.argmin(values))
+    return points[best], values[best]
+
+
+def _bounded(names: Sequence[str], x: FloatArray) -> Entry:
+    """Unconstrained numbers as parameters inside their bounds (logistic in log space)."""
+    out: Entry = {}
+    for name, value in zip(names, x, strict=True):
+        low, high = (math.log(b) for b in BOUNDS[name])
+        out[name] = math.exp(low + (high - low) / (1 + math.exp(-min(max(value, -30), 30))))
+    return out
+
+
+def fit(
+    names: Sequence[str], fixed: Entry, systems: Sequence[System], done: dict[str, Entry]
+) -> Entry:
+    """Parameters ``names`` that bring the fitted rows of ``systems`` closest; best of 6 starts."""
+    parts = [(s, [r for r in s.rows if not r.held_out]) for s in systems]
+    measured = [np.array([r.time_s for r in rows]) for _, rows in parts]
+
+    def loss(x: FloatArray) -> float:
+        entry = {**fixed, **_bounded(names, x)}
+        # Every series weighs the same, however many sizes it has.
+        total, series = 0.0, 0
+        for (system, rows), times in zip(parts, measured, strict=True):
+            ratio = np.abs(np.log(predict(system.build(entry, done), rows) / times))
+            for label in {r.series for r in rows}:
+                total += float(ratio[[r.series == label for r in rows]].mean())
+                series += 1
+        return total / series + 1e-4 * float(np.sum(x**2))
+
+    rng = np.random.default_rng(7)
+    starts = [np.zeros(len(names))] + [rng.normal(0, 1, len(names)) for _ in range(5)]
+    best = min((minimise(loss, s) for s in starts), key=lambda result: result[1])
+    return {k: float(f"{v:.3g}") for k, v in _bounded(names, best[0]).items()}
+
+
+def errors(systems: Sequence[System], entry: Entry, done: dict[str, Entry]) -> dict[str, Entry]:
+    """Median and p90 of the absolute relative error on held-out rows, by series."""
+    out: dict[str, Entry] = {}
+    for system in systems:
+        rows = [r for r in system.rows if r.held_out]
+        if not rows:
+            continue
+        times = np.array([r.time_s for r in rows])
+        error = np.abs(predict(system.build(entry, done), rows) / times - 1)
+        large = np.array([r.bytes_ >= 1e6 for r in rows])
+        for label in sorted({r.series for r in rows}):
+            at = np.array([r.series == label for r in rows])
+            out[label] = {
+                "rows": int(at.sum()),
+                "median": round(float(np.median(error[at])), 3),
+                "p90": round(float(np.percentile(error[at], 90)), 3),
+            }
+            if (at & large).any():
+                out[label]["median_from_1MB"] = round(float(np.median(error[at & large])), 3)
+    return out
+
+
+def _family_nvswitch3(table: list[Row]) -> list[System]:
+    rows = [r for r in table if r.series.startswith("a100_dgx") and r.per_node == r.n]
+    rows += bus_rate(NDM_V4, "all_reduce", 8, 8, GIB, 231.45)
+    rows += bus_rate(NDM_V4, "all_gather", 8, 8, GIB, 253.59)
+    return [System(tuple(rows), switched("nvswitch3", 300e9))]
+
+
+def _family_nvswitch4(table: list[Row]) -> list[System]:
+    rows = [r for r in table if r.series.startswith("h100_dgx") and r.per_node == r.n]
+    source = "NVIDIA/nccl issue 1455"
+    ring = bus_rate(source, "all_gather", 8, 8, 4 * GIB, 368.0)
+    in_switch = [
+        row
+        for n, rate in ((4, 370.0), (6, 440.0), (8, 480.0))
+        for row in bus_rate(source, "all_reduce", n, n, 4 * GIB, rate)
+    ]
+    return [System(tuple(rows + ring + in_switch), switched("nvswitch4", 450e9, nvls=True))]
+
+
+def _family_pairs(table: list[Row]) -> list[System]:
+    """Bridged pairs; the send/receive rows of the two boxes are one measurement, used once."""
+    rows = [
+        r
+        for r in table
+        if r.series
+        in ("a100_pairwise_nvlink all_reduce 2/2", "h100_pairwise_nvlink all_reduce 2/2")
+        or r.series == "h100_pairwise_nvlink send_recv 2/2"
+    ]
+    return [System(tuple(rows), switched("nvlink-pairs", 300e9))]
+
+
+def _family_between_pairs(table: list[Row]) -> list[System]:
+    return [
+        System(
+            tuple(r for r in table if r.series == f"{box}_pairwise_nvlink all_reduce 4/4"),
+            switched("pcie-between-pairs", peak),
+        )
+        for box, peak in (("a100", 31.5e9), ("h100", 63e9))
+    ]
+
+
+def _family_infiniband(table: list[Row]) -> list[System]:
+    h100 = [r for r in table if r.series == "h100_dgx send_recv 2/1"] + h100_pair_rows()
+    a100 = bus_rate(NDM_V4, "all_gather", 16, 8, 4 * GIB, 186.01)
+    a100 += bus_rate(NDM_V4, "all_reduce", 16, 8, 4 * GIB, 188.18)
+    a100 += bus_rate(NDM_V4, "all_to_all", 16, 8, 4 * GIB, 37.81)
+    return [
+        System(tuple(h100), on_fabric("infiniband", "links/nvswitch4", 450e9, True, 50e9)),
+        System(tuple(a100), on_fabric("infiniband", "links/nvswitch3", 300e9, False, 25e9)),
+    ]
+
+
+def _family_roce(table: list[Row]) -> list[System]:
+    build = on_fabric("roce", "links/nvswitch3", 300e9, False, 25e9)
+    return [System(tuple(oci_a100_rows()), build)]
+
+
+#: section/key, fitted parameters, fixed parameters, rows, source.
+FITTED: tuple[tuple[str, tuple[str, ...], Entry, Callable[[list[Row]], list[System]], str], ...] = (
+    (
+        "links/nvswitch3",
+        ("efficiency", "p2p_efficiency", "latency_s", "base_s", "p2p_base_s", "half_size_s"),
+        {},
+        _family_nvswitch3,
+        f"{TABLE}: a100_dgx inside a node; 1 GiB bus rates: {NDM_V4}",
+    ),
+    (
+        "links/nvswitch4",
+        (
+            "efficiency",
+            "p2p_efficiency",
+            "latency_s",
+            "base_s",
+            "p2p_base_s",
+            "half_size_s",
+            "nvls_efficiency",
+        ),
+        {},
+        _family_nvswitch4,
+        f"{TABLE}: h100_dgx inside a node; 4 GiB bus rates of ring and NVLS: NVIDIA/nccl issue 1455",
+    ),
+    (
+        "links/nvlink-pairs",
+        ("efficiency", "p2p_efficiency", "latency_s", "base_s", "p2p_base_s", "half_size_s"),
+        {},
+        _family_pairs,
+        f"{TABLE}: two bridged GPUs of the pairwise boxes",
+    ),
+    (
+        "links/pcie-between-pairs",
+        ("efficiency", "base_s", "half_size_s"),
+        {"p2p_efficiency": 0.75, "latency_s": 3e-6, "p2p_base_s": 5e-6},
+        _family_between_pairs,
+        f"{TABLE}: four GPUs of the pairwise boxes; point-to-point and step latency assumed",
+    ),
+    (
+        "fabrics/infiniband",
+        ("efficiency", "p2p_efficiency", "latency_s", "base_s", "p2p_base_s", "half_size_s"),
+        {},
+        _family_infiniband,
+        f"{TABLE}: h100_dgx between nodes; NVIDIA/nccl-tests issue 309 (2 and 4 HGX H100); {NDM_V4}",
+    ),
+    (
+        "fabrics/roce",
+        ("efficiency", "latency_s", "base_s", "half_size_s"),
+        {"p2p_efficiency": 0.72, "p2p_base_s": 18e-6},
+        _family_roce,
+        f"{OCI_A100}; point-to-point as InfiniBand",
+    ),
+)
+
+
+def _assumed(done: dict[str, Entry]) -> dict[str, Entry]:
+    """Entries without a table of their own: a published rate where there is one, else judgement."""
+    a100 = {k: done["links/nvswitch3"][k] for k in _NAMES}
+    h100 = {k: done["links/nvswitch4"][k] for k in (*_NAMES, "nvls_efficiency")}
+    infiniband = {k: done["fabrics/infiniband"][k] for k in _NAMES}
+    pcie = {
+        "efficiency": 0.25,
+        "p2p_efficiency": 0.7,
+        "latency_s": 5e-6,
+        "base_s": 25e-6,
+        "p2p_base_s": 10e-6,
+        "half_size_s": 5e-6,
+    }
+    tcp = {"latency_s": 25e-6, "base_s": 45e-6, "p2p_base_s": 25e-6, "half_size_s": 50e-6}
+    zorse = "Zorse's 4-GPU PCIe box (benson-guo/zorse): 472.7 MB gathered in 90.1 ms, 11.1 GB/s pairwise"
+    sailor = "Sailor (eth-easl/sailor, model_networking.py)"
+    return {
+        "links/nvswitch": _entry(a100, "assumed", "as the third NVSwitch generation"),
+        "links/nvswitch5": _entry(h100, "assumed", "as the fourth NVSwitch generation"),
+        "links/nvlink": _entry(
+            a100, "assumed", "direct NVLink between all GPUs, as behind a switch"
+        ),
+        "links/nvlink-mesh": _entry(
+            {**a100, "efficiency": 0.9},
+            "measured",
+            "1 GiB all-reduce of 8 V100: 135.5 of 150 GB/s (oracle-quickstart/oci-hpc-oke); "
+            "latencies as NVSwitch",
+        ),
+        "links/pcie": _entry(pcie, "paper", f"{zorse}: a ring gets a third of a pair"),
+        "links/pcie-two": _entry(
+            {**pcie, "efficiency": 0.5}, "assumed", "two GPUs share the root between two directions"
+        ),
+        "links/host": _entry(
+            {**pcie, "p2p_efficiency": 0.3, "base_s": 60e-6, "p2p_base_s": 30e-6},
+            "assumed",
+            "gloo through host memory",
+        ),
+        "links/host-two": _entry(
+            {**pcie, "p2p_efficiency": 0.3, "base_s": 60e-6, "p2p_base_s": 30e-6},
+            "assumed",
+            "gloo through host memory",
+        ),
+        "fabrics/efa": _entry(
+            {**infiniband, "efficiency": 0.8, "latency_s": 15e-6, "p2p_base_s": 30e-6},
+            "assumed",
+            "SRD over Ethernet: below InfiniBand in rate, about twice its latency",
+        ),
+        "fabrics/slingshot": _entry(
+            {**infiniband, "efficiency": 0.9, "p2p_efficiency": 0.9},
+            "paper",
+            f"{sailor}: 92.6 GB/s of four 25 GB/s NICs on GH200; latencies as InfiniBand",
+        ),
+        "fabrics/ethernet": _entry(
+            {**tcp, "efficiency": 0.8, "p2p_efficiency": 0.75},
+            "paper",
+            f"{sailor}: 2.42 of 3 GB/s on one-GPU A100 machines; latencies near the table's 25 Gb/s "
+            "boxes (21-37 us small, 0.72 of the rate at 64 MB)",
+        ),
+    }
+
+
+_NAMES = ("efficiency", "p2p_efficiency", "latency_s", "base_s", "p2p_base_s", "half_size_s")
+
+
+def _entry(values: Entry, basis: str, source: str) -> Entry:
+    return {**values, "basis": basis, "source": source}
+
+
+def fit_all(table: list[Row]) -> tuple[dict[str, Entry], dict[str, Entry]]:
+    """All entries by ``section/key``, and held-out errors by series."""
+    done: dict[str, Entry] = {}
+    report: dict[str, Entry] = {}
+    for key, names, fixed, family, source in FITTED:
+        systems = family(table)
+        entry = {**fixed, **fit(names, fixed, systems, done)}
+        report.update(errors(systems, entry, done))
+        done[key] = _entry(entry, "measured", source)
+    done.update(_assumed(done))
+    return done, report
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Fit, write the YAML file, print the held-out errors."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, required=True, help="folder with collectives.csv")
+    parser.add_argument("--out", type=Path, required=True, help="YAML file to write")
+    args = parser.parse_args(argv)
+    done, report = fit_all(read_rows(args.data / "collectives.csv"))
+    document: Entry = {
+        "made_by": "python -m benchmarks.fit_collectives",
+        "meaning": "fractions of the datasheet rate; seconds; half_size_s x rate = half-rate message",
+        "links": {},
+        "fabrics": {},
+        "held_out_errors": report,
+    }
+    for key in sorted(done):
+        section, name = key.split("/")
+        document[section][name] = done[key]
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
+    args.out.write_text(text, encoding="utf-8")
+    for label, row in report.items():
+        print(f"{label:80} {row}")
+
+
+if __name__ == "__main__":
+    main()
