@@ -141,8 +141,6 @@ def _group_to_mapping(group: NodeGroup) -> dict[str, Any]:
         data |= {key: getattr(node, key) for key in NODE_OVERRIDES}
     data["count"] = group.count
     data["name"] = group.name
-    if data.get("nics") == 0:
-        del data["nics"]
     if group.zone:
         data["zone"] = group.zone
     return data

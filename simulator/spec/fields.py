@@ -172,6 +172,11 @@ SmallCount = Annotated[
     PlainValidator(partial(_whole, low=1, high=1024)),
     WithJsonSchema({"type": "integer", "minimum": 1, "maximum": 1024}),
 ]
+SmallWhole = Annotated[
+    int,
+    PlainValidator(partial(_whole, high=1024)),
+    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": 1024}),
+]
 NodeCount = Annotated[
     int,
     PlainValidator(partial(_whole, low=1, high=10_000_000)),

@@ -25,6 +25,7 @@ from simulator.spec.fields import (
     PositiveNumber,
     Share,
     SmallCount,
+    SmallWhole,
     Text,
     Whole,
     choice_of,
@@ -194,7 +195,7 @@ class GroupInput(InputModel):
     name: Text | None = None
     zone: Text | None = None
     intra_node: Text | None = None
-    nics: Annotated[SmallCount | None, Field(description="NICs for GPU traffic, per node")] = None
+    nics: Annotated[SmallWhole | None, Field(description="NICs for GPU traffic, per node")] = None
     nic_gbps: Annotated[Number | None, Field(description="rate of one NIC, Gb/s")] = None
     nic_bytes_per_s: Number | None = None
     host_power_w: Number | None = None

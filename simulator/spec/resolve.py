@@ -372,7 +372,7 @@ def _slots(entry: GroupInput, path: FieldPath, report: Collector) -> list[GpuSpe
 
 def _default_link(gpus: list[GpuSpec]) -> LinkSpec:
     """NVSwitch or NVLink at the GPUs' own rate where all are SXM and equal, else PCIe."""
-    links = [hardware_db.link(name) for name in hardware_db.names("link")]
+    links = [hardware_db.link(name) for name in hardware_db.links()]
     first = gpus[0]
     if len({gpu.name for gpu in gpus}) == 1 and first.form == "sxm" and first.nvlink_bytes_per_s:
         near = [link for link in links if link.kind in ("nvswitch", "nvlink", "nvlink-mesh")]

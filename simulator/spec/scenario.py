@@ -9,16 +9,14 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from simulator.errors import Problem, UserError, nearest
 from simulator.spec.checks import CHECKS
 from simulator.spec.cluster import Cluster
-from simulator.spec.fields import shown, simplified
+from simulator.spec.fields import shown
 from simulator.spec.inputs import (
     GroupInput,
     PlanInput,
@@ -26,6 +24,7 @@ from simulator.spec.inputs import (
     SectionsInput,
     WorkloadInput,
 )
+from simulator.spec.library import find_scenario
 from simulator.spec.model import ModelSpec
 from simulator.spec.plan import Plan
 from simulator.spec.problems import Collector, did_you_mean
@@ -33,7 +32,7 @@ from simulator.spec.resolve import resolve_cluster, resolve_model, resolve_stack
 from simulator.spec.resolve_plan import Case, default_stack, resolve_plan
 from simulator.spec.stack import Stack
 from simulator.spec.workload import Workload
-from simulator.spec.yaml_source import SourceText, load_source, parse_source
+from simulator.spec.yaml_source import SourceText, load_source
 
 SCHEMA_FILE = "scenario.schema.json"
 _REQUIRED = ("model", "workload", "cluster")
@@ -66,15 +65,6 @@ class Scenario:
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
 
-@dataclass(frozen=True)
-class ScenarioEntry:
-    """A shipped scenario: its name, its title and what it shows in one line."""
-
-    name: str
-    title: str
-    summary: str
-
-
 def load_scenario(path_or_name: str | Path) -> Scenario:
     """A scenario from a file (YAML or JSON; ``-`` is standard input) or a shipped one by name.
 
@@ -82,10 +72,10 @@ def load_scenario(path_or_name: str | Path) -> Scenario:
         UserError: every fault found, each with file, line and column.
     """
     name = str(path_or_name)
-    path = Path(name)
-    if name == "-" or path.exists() or path.suffix in (".yaml", ".yml", ".json") or "/" in name:
-        return scenario_from_source(load_source(name), path.parent)
-    return _shipped(name)
+    is_file = name == "-" or "/" in name or name.endswith((".yaml", ".yml", ".json"))
+    if not is_file and not _exists(name):
+        name = str(find_scenario(name))
+    return scenario_from_source(load_source(name), Path(name).parent)
 
 
 def scenario_from_mapping(
@@ -182,11 +172,6 @@ def plan_from_mapping(
     return plan
 
 
-def list_scenarios() -> list[ScenarioEntry]:
-    """The shipped scenarios, by name."""
-    return sorted(_entries(), key=lambda entry: entry.name)
-
-
 def scenario_json_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of a scenario file, from the input models."""
     schema = ScenarioInput.model_json_schema()
@@ -200,6 +185,13 @@ def scenario_json_schema() -> dict[str, Any]:
 def schema_text() -> str:
     """The JSON Schema as the published file holds it."""
     return json.dumps(scenario_json_schema(), indent=2, sort_keys=True) + "\n"
+
+
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _check_top_level(data: Mapping[str, Any], report: Collector) -> None:
@@ -283,32 +275,6 @@ def _axis_parts(axis: str) -> tuple[str | int, ...]:
 
 def _cluster_words(cluster: Cluster) -> str:
     return " + ".join(f"{count} {name}" for name, count in cluster.counts().items())
-
-
-def _entries() -> Iterator[ScenarioEntry]:
-    for item in (resources.files("scenarios") / "library").iterdir():
-        if item.name.endswith(".yaml"):
-            text = item.read_text("utf-8")
-            comment = text.partition("\n")[0].lstrip("# ").strip() if text[:1] == "#" else ""
-            title = re.search(r"^title: *(.+?) *$", text, re.MULTILINE)
-            name = item.name.removesuffix(".yaml")
-            yield ScenarioEntry(name, title.group(1).strip("'\"") if title else name, comment)
-
-
-def _shipped(name: str) -> Scenario:
-    names = [entry.name for entry in _entries()]
-    wanted = simplified(name).replace(".", "")
-    exact = [n for n in names if simplified(n).replace(".", "") == wanted]
-    found = exact or [n for n in names if wanted and wanted in simplified(n).replace(".", "")]
-    if len(found) != 1:
-        near = sorted(found) or nearest(name[:64], names) or sorted(names)
-        what = "is no file and names several scenarios" if found else "is no file and no scenario"
-        raise UserError(
-            Problem("", f"{shown(name)} {what}", f"choose from {', '.join(near)}, or name a file")
-        )
-    item = resources.files("scenarios") / "library" / f"{found[0]}.yaml"
-    text = parse_source(item.read_text("utf-8"), str(item))
-    return scenario_from_source(text, Path(str(item)).parent)
 
 
 def _main() -> None:
