@@ -12,8 +12,10 @@ from typing import Literal
 import numpy as np
 
 from simulator.cost.batch import Array
+from simulator.cost.operators import LayerContext, Operator, head_operators, layer_operators
 from simulator.spec.model import ModelSpec
 from simulator.spec.parameters import matmul_parameters
+from simulator.spec.plan import Recompute
 
 Convention = Literal["full", "causal"]
 
@@ -53,3 +55,50 @@ def model_flops_per_token(
 ) -> Array:
     """Training FLOPs per token without recomputation: forward plus twice that backward."""
     return 3.0 * forward_flops_per_token(model, sequence_length, convention)
+
+
+def operator_flops(operators: tuple[Operator, ...], *, recomputed: bool = False) -> Array:
+    """Forward FLOPs of a list of operators on one rank and micro-batch.
+
+    With ``recomputed`` only of those that SELECTIVE recompute runs again. Attention counts the
+    whole score matrix.
+    """
+    total: Array = np.zeros(())
+    for op in operators:
+        if recomputed and not op.recomputed:
+            continue
+        if op.kind == "gemm":
+            total = total + op.share * 2.0 * op.count * op.m * op.n * op.k
+        elif op.kind == "attention":
+            scores = op.count * op.heads * op.q_len * op.kv_len
+            total = total + op.share * 2.0 * scores * (op.head_dim + op.v_head_dim)
+    return np.asarray(total)
+
+
+def rank_forward_flops(ctx: LayerContext) -> Array:
+    """Forward FLOPs of one micro-batch on every rank class of the batch."""
+    batch = ctx.batch
+    total = batch.dense_layers * operator_flops(layer_operators(ctx))
+    if ctx.model.moe:
+        total = total + batch.moe_layers * operator_flops(layer_operators(ctx, moe=True))
+    return np.asarray(total + batch.has_head * operator_flops(head_operators(ctx)))
+
+
+def rank_recompute_flops(ctx: LayerContext) -> Array:
+    """FLOPs that recomputation adds to one micro-batch on every rank class of the batch."""
+    batch = ctx.batch
+    full = np.where(
+        batch.recompute == Recompute.FULL,
+        batch.recompute_layers / np.maximum(batch.layers, 1.0),
+        0.0,
+    )
+    some = (batch.recompute == Recompute.SELECTIVE).astype(float)
+
+    def again(*, moe: bool) -> Array:
+        operators = layer_operators(ctx, moe=moe)
+        return full * operator_flops(operators) + some * operator_flops(operators, recomputed=True)
+
+    total = batch.dense_layers * again(moe=False)
+    if ctx.model.moe:
+        total = total + batch.moe_layers * again(moe=True)
+    return np.asarray(total)
