@@ -122,7 +122,7 @@ def price_ranks(layout_stack: Stack, ctx: LayerContext, site: Site, optimizer: s
 def _dispatch_s(stack: Stack, site: Site, compiled: bool) -> float:
     """Host seconds per kernel launch."""
     factor = stack.framework.compiled_dispatch if compiled else 1.0
-    return stack.framework.dispatch_s * site.dispatch_scale * factor
+    return stack.framework.dispatch_s / site.dispatch_scale * factor
 
 
 def _layer(
