@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from simulator.errors import Problem, UserError
 
-#: GPU generations in order of age; ``cpu`` describes a host that computes by itself.
+#: NVIDIA generations in order of age, then AMD's; ``cpu`` is a host that computes by itself.
 ARCHITECTURES = (
     "cpu",
     "pascal",
@@ -23,6 +23,7 @@ ARCHITECTURES = (
     "ada",
     "hopper",
     "blackwell",
+    "cdna3",
 )
 
 #: Keys of :attr:`GpuSpec.peak_flops`.
@@ -74,9 +75,10 @@ class GpuSpec:
         architecture: one of :data:`ARCHITECTURES`.
         compute_capability: CUDA compute capability, ``"9.0"``; ``"0.0"`` where there is none.
         sm_count: streaming multiprocessors enabled (cores for ``cpu``).
-        boost_clock_hz: maximum boost clock of the product.
+        boost_clock_hz: maximum SM clock of the product. Datasheet tensor peaks may assume a lower
+            one: an H100 SXM reaches 1.98 GHz, its 989 TFLOP/s are stated at 1.83 GHz.
         l2_bytes: second-level cache (last-level cache for ``cpu``).
-        memory_label_bytes: memory as sold, bytes (80 "GB" is 80e9 or 80 * 2**30: see the entry).
+        memory_label_bytes: memory as sold; the label's "GB" is 2**30 bytes.
         usable_memory_bytes: total memory as CUDA reports it to torch
             (``torch.cuda.get_device_properties(0).total_memory``), ECC and firmware excluded.
         memory_bandwidth_bytes_per_s: peak DRAM bandwidth.
@@ -86,9 +88,10 @@ class GpuSpec:
             Treat as read-only.
         power_limit_w: default power limit of one GPU (board or module).
         idle_power_w: power with a context open and nothing running.
-        form: ``sxm``, ``pcie``, ``board`` (workstation or consumer card), ``superchip`` or
-            ``host`` (a CPU).
-        nvlink_bytes_per_s: NVLink bandwidth per direction, all links together; 0 when none.
+        form: ``sxm``, ``pcie``, ``board`` (workstation or consumer card), ``superchip``,
+            ``oam`` (AMD module) or ``host`` (a CPU).
+        nvlink_bytes_per_s: NVLink (Infinity Fabric on AMD) bandwidth per direction, all links
+            together; 0 when none. It caps what a node's :class:`LinkSpec` offers.
         pcie_bytes_per_s: host link per direction (PCIe; NVLink-C2C on superchips).
         release_year: year of general availability.
     """
