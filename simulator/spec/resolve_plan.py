@@ -74,10 +74,12 @@ def resolve_plan(entry: PlanInput, case: Case, report: Collector) -> Plan | None
 
 def _state_plain_defaults(entry: PlanInput, report: Collector) -> None:
     """State the defaults that do not depend on anything else and that change the answer."""
-    stated = {
+    stated: dict[str, Any] = {
         "tp": 1, "micro_batch": 1, "sharding": "none", "recompute": "none", "precision": "bf16",
         "optimizer": "adamw", "compile": False,
     }  # fmt: skip
+    if entry.assignment and all(a.micro_batch is not None for a in entry.assignment):
+        del stated["micro_batch"]
     for key, value in stated.items():
         if key not in entry.model_fields_set:
             report.default(("plan", key), value)
@@ -123,7 +125,8 @@ def _with_schedule(entry: PlanInput, plan: Plan, case: Case, report: Collector) 
         wanted = "layered"
     else:
         wanted = "1f1b" if "1f1b" in known or not known else known[0]
-    report.default(("plan", "schedule"), wanted)
+    if plan.pp > 1 or wanted == "layered":
+        report.default(("plan", "schedule"), wanted)
     return replace(plan, schedule=wanted)  # type: ignore[arg-type]
 
 
