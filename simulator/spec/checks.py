@@ -150,7 +150,7 @@ def check_batch(case: Case, plan: Plan, report: Collector) -> None:
             f"{batch} is not divisible by dp {plan.dp} x micro_batch {plan.micro_batch} = {step}",
             f"global_batch: {near}, or other degrees",
         )
-    elif 1 < plan.pp and batch // step < plan.pp:
+    elif plan.pp > 1 and batch // step < plan.pp:
         report.warn(
             _at("micro_batch"),
             f"{batch // step} micro-batches for {plan.pp} stages: the pipeline is mostly idle",
@@ -205,14 +205,14 @@ def check_experts(case: Case, plan: Plan, report: Collector) -> None:
 def check_schedule(case: Case, plan: Plan, report: Collector) -> None:
     """The stack can run the schedule, and interleaving has what it needs."""
     known = case.stack.schedules
-    if plan.pp > 1 and plan.schedule not in known:
+    if plan.schedule == "layered" and plan.pp > 1:
+        report.error(_at("schedule"), "layered runs without pipeline stages", "pp: 1, or 1f1b")
+    elif plan.pp > 1 and plan.schedule not in known:
         report.error(
             _at("schedule"),
             f"stack {case.stack.name} cannot run {plan.schedule}",
             f"choose from {', '.join(known)}",
         )
-    if plan.schedule == "layered" and plan.pp > 1:
-        report.error(_at("schedule"), "layered runs without pipeline stages", "pp: 1, or 1f1b")
     if plan.vpp > 1 and plan.pp == 1:
         report.error(_at("vpp"), f"{plan.vpp} model chunks need pipeline stages", "vpp: 1, or pp")
         return
@@ -257,11 +257,7 @@ def check_sharding(case: Case, plan: Plan, report: Collector) -> None:
                 f"one of {_divisors(ranks)}",
             )
     # DeepSpeed's pipeline engine refuses gradient and parameter sharding (it asserts stage < 2).
-    if (
-        case.stack.name == "megatron-deepspeed"
-        and plan.pp > 1
-        and plan.sharding >= Sharding.ZERO2
-    ):
+    if case.stack.name == "megatron-deepspeed" and plan.pp > 1 and plan.sharding >= Sharding.ZERO2:
         report.error(
             _at("sharding"),
             f"{plan.sharding.name.lower()} with pp {plan.pp}: DeepSpeed runs pipelines with zero1",
@@ -307,10 +303,11 @@ def check_precision(case: Case, plan: Plan, report: Collector) -> None:
         try:
             emulated = gpu.resolve_dtype(recipe.compute_dtype)
         except UserError:
+            able = [k for k, r in case.stack.recipes.items() if gpu.supports(r.compute_dtype)]
             report.error(
                 _at("precision"),
                 f"{gpu.title} has no {recipe.compute_dtype}",
-                f"choose from {', '.join(case.stack.recipes)}",
+                f"choose from {', '.join(able)}",
             )
         else:
             report.warn(

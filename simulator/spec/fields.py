@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any
 
@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 #: Larger whole numbers than any scenario needs; keeps integer products exact in float64.
 MAX_WHOLE = 10**12
 MAX_TEXT = 1000
+MAX_NAME = 100
 
 
 class InputModel(BaseModel):
@@ -97,13 +98,13 @@ def _flag(value: Any) -> bool:
     raise refusal(f"expected true or false, got {shown(value)}", "write true or false")
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, limit: int = MAX_TEXT) -> str:
     if not isinstance(value, str):
         raise refusal(f"expected text, got {shown(value)}", "put it in quotes if it is a name")
     if not value.strip():
         raise refusal("the text is empty", "write a name or leave the field out")
-    if len(value) > MAX_TEXT:
-        raise refusal(f"the text is too long ({len(value):,} characters)", f"at most {MAX_TEXT:,}")
+    if len(value) > limit:
+        raise refusal(f"the text is too long ({len(value):,} characters)", f"at most {limit:,}")
     return value
 
 
@@ -116,7 +117,8 @@ def _choice(value: Any, spellings: Mapping[str, Any], names: tuple[str, ...]) ->
     elif isinstance(value, int):
         key = str(value)
     if key is None or key not in spellings:
-        raise refusal(f"{shown(value)} is not a choice here", f"choose from {', '.join(names)}")
+        got = shown(value).removeprefix("the text ")
+        raise refusal(f"{got} is not a known value", f"choose from {', '.join(names)}")
     return spellings[key]
 
 
@@ -153,8 +155,6 @@ def _free_mapping(value: Any) -> dict[str, Any]:
         raise refusal(f"expected a mapping, got {shown(value)}", "write key: value lines")
     checked: dict[str, Any] = _free(value)
     return checked
-
-
 
 
 Whole = Annotated[
@@ -206,6 +206,11 @@ Text = Annotated[
     str,
     PlainValidator(_text),
     WithJsonSchema({"type": "string", "pattern": r"\S", "maxLength": MAX_TEXT}),
+]
+Name = Annotated[
+    str,
+    PlainValidator(partial(_text, limit=MAX_NAME)),
+    WithJsonSchema({"type": "string", "pattern": r"\S", "maxLength": MAX_NAME}),
 ]
 FreeMapping = Annotated[
     dict[str, Any], PlainValidator(_free_mapping), WithJsonSchema({"type": "object"})

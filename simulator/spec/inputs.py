@@ -20,6 +20,7 @@ from simulator.spec.fields import (
     Flag,
     FreeMapping,
     InputModel,
+    Name,
     NodeCount,
     Number,
     PositiveNumber,
@@ -38,9 +39,10 @@ from simulator.spec.plan import ATTENTION_KERNELS, OFFLOADS, Recompute
 
 #: Model widths and counts that must be at least one.
 _POSITIVE = frozenset(
-    "layers hidden ffn heads kv_heads head_dim vocab experts top_k every kv_lora_rank "
-    "qk_nope_head_dim v_head_dim q_lora_rank image_size patch_size channels nodes_per_leaf "
-    "nics_per_node window embedding_width".split()
+    {"layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab"}
+    | {"experts", "top_k", "every", "window", "embedding_width"}
+    | {"kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "q_lora_rank"}
+    | {"image_size", "patch_size", "channels", "nodes_per_leaf", "nics_per_node"}
 )
 _NESTED: dict[type, type[InputModel]] = {}
 
@@ -187,14 +189,14 @@ class GroupInput(InputModel):
     One of ``node``, ``gpu`` or ``gpus`` says what a node is; the other fields override it.
     """
 
-    node: Text | None = None
-    gpu: Text | None = None
-    gpus: Annotated[list[Text], Field(min_length=1, max_length=1024)] | None = None
+    node: Name | None = None
+    gpu: Name | None = None
+    gpus: Annotated[list[Name], Field(min_length=1, max_length=1024)] | None = None
     gpus_per_node: SmallCount | None = None
     count: NodeCount = 1
-    name: Text | None = None
-    zone: Text | None = None
-    intra_node: Text | None = None
+    name: Name | None = None
+    zone: Name | None = None
+    intra_node: Name | None = None
     nics: Annotated[SmallWhole | None, Field(description="NICs for GPU traffic, per node")] = None
     nic_gbps: Annotated[Number | None, Field(description="rate of one NIC, Gb/s")] = None
     nic_bytes_per_s: Number | None = None
@@ -210,7 +212,7 @@ class ClusterInput(InputModel):
     groups: Annotated[list[GroupInput], Field(min_length=1, max_length=1000)]
     fabric: (
         Annotated[
-            Annotated[Text, Tag(NAME_TAG)] | Annotated[FabricInput, Tag(FIELDS_TAG)],  # type: ignore[valid-type]
+            Annotated[Name, Tag(NAME_TAG)] | Annotated[FabricInput, Tag(FIELDS_TAG)],  # type: ignore[valid-type]
             Discriminator(_name_or_fields),
         ]
         | None
@@ -226,12 +228,10 @@ class AssignmentInput(InputModel):
     """
 
     group: Whole
-    gpu: Text | None = None
+    gpu: Name | None = None
     micro_batch: Count | None = None
     count: Count | None = None
-    state_share: Annotated[
-        Any, PlainValidator(_state_share), WithJsonSchema(_SHARE_SCHEMA)
-    ] = None
+    state_share: Annotated[Any, PlainValidator(_state_share), WithJsonSchema(_SHARE_SCHEMA)] = None
     stage: Whole | None = None
     layers: Count | None = None
     tp: Count | None = None
@@ -258,16 +258,17 @@ class PlanInput(InputModel):
     schedule: Annotated[str | None, *_SCHEDULE] = None
     sharding: Annotated[int, *_SHARDING] = 0
     shard_degree: Count | None = None
-    recompute: Annotated[
-        Any, PlainValidator(_recompute), WithJsonSchema(_RECOMPUTE_SCHEMA)
-    ] = (Recompute.NONE, None)
+    recompute: Annotated[Any, PlainValidator(_recompute), WithJsonSchema(_RECOMPUTE_SCHEMA)] = (
+        Recompute.NONE,
+        None,
+    )
     precision: Text = "bf16"
     optimizer: Text = "adamw"
     attention: Annotated[str, *_ATTENTION] = "auto"
     compile: Flag = False
     offload: Annotated[str, *_OFFLOAD] = "none"
     stage_layers: Annotated[list[Count], Field(min_length=1, max_length=10_000)] | None = None
-    assignment: Annotated[list[AssignmentInput], Field(max_length=10_000)] = []
+    assignment: Annotated[list[AssignmentInput], Field(max_length=10_000)] = Field([])
 
 
 class SectionsInput(InputModel):
@@ -277,7 +278,7 @@ class SectionsInput(InputModel):
     purchase: FreeMapping | None = None
     economics: FreeMapping | None = None
     risk: Share = 0.05
-    outputs: FreeMapping = {}
+    outputs: FreeMapping = Field({})
 
 
 class ScenarioInput(SectionsInput):
@@ -289,7 +290,7 @@ class ScenarioInput(SectionsInput):
     ]
     workload: WorkloadInput
     cluster: ClusterInput
-    stack: Text | None = None
+    stack: Name | None = None
     plan: PlanInput | None = None
     sweep: Annotated[
         dict[str, Any],
@@ -299,4 +300,4 @@ class ScenarioInput(SectionsInput):
                 "additionalProperties": {"type": "array", "minItems": 1, "maxItems": 10_000},
             }
         ),
-    ] = {}
+    ] = Field({})

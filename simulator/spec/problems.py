@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 M = TypeVar("M", bound="BaseModel")
 
-MAX_PROBLEMS = 50
+#: Problems that are listed; a file with more is told how many there are.
+MAX_PROBLEMS = 20
 _MAX_NAME = 64
 
 
@@ -60,6 +61,14 @@ class Collector:
             Problem(path_text(path), message, hint, self.text.source, line, column)
         )
 
+    def unknown(
+        self, path: FieldPath, known: Iterable[str], message: str = "unknown field"
+    ) -> None:
+        """Add an unknown name, with the known ones that look like it."""
+        is_listed = len(self.problems) < MAX_PROBLEMS
+        hint = did_you_mean(str(path[-1]), known) if is_listed else ""
+        self.error(path, message, hint, at_key=True)
+
     def warn(self, path: FieldPath, message: str) -> None:
         """Add a warning; the input stays valid."""
         self.warnings.append(f"{path_text(path)}: {message}")
@@ -75,7 +84,10 @@ class Collector:
             return make()
         except UserError as error:
             for problem in error.problems:
-                self.error(path, problem.message, problem.hint)
+                parts = (problem.source, problem.line, problem.column)
+                place = ":".join(str(part) for part in parts if part)
+                text = f"{place}: {problem.message}" if place else problem.message
+                self.error(path, text, problem.hint)
             return None
 
     def validate(self, model: type[M], data: Any, path: FieldPath) -> M | None:
@@ -102,10 +114,7 @@ class Collector:
             if kind == "gpumix":
                 self.error(where, context["message"], context["hint"])
             elif kind == "extra_forbidden":
-                hint = ""
-                if len(self.problems) < MAX_PROBLEMS:
-                    hint = did_you_mean(str(where[-1]), known_fields(model, fault["loc"][:-1]))
-                self.error(where, "unknown field", hint, at_key=True)
+                self.unknown(where, known_fields(model, fault["loc"][:-1]))
             elif kind == "missing":
                 self.error(where, "is missing", "add it")
             elif kind in ("model_type", "dict_type", "model_attributes_type"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, replace
 from dataclasses import fields as dataclass_fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import hardware_db
 from hardware_db.schema import FabricSpec, GpuSpec, LinkSpec, NodeSpec
 from simulator.errors import UserError
 from simulator.spec.cluster import Cluster, NodeGroup
-from simulator.spec.fields import shown
+from simulator.spec.fields import MAX_NAME, shown
 from simulator.spec.inputs import ClusterInput, FabricInput, GroupInput, ModelInput
 from simulator.spec.model import MlaSpec, ModelSpec, MoeSpec, VisionSpec
 from simulator.spec.problems import Collector
@@ -140,6 +141,7 @@ def resolve_cluster(data: Any, report: Collector) -> Cluster | None:
     """``cluster``: node groups from the hardware database or described, and the fabric."""
     entry = report.validate(ClusterInput, data, ("cluster",))
     if entry is None:
+        _check_names(data, report)
         return None
     before = len(report.problems)
     fabric = None
@@ -163,6 +165,20 @@ def resolve_cluster(data: Any, report: Collector) -> Cluster | None:
     return cluster if len(report.problems) == before else None
 
 
+def _check_names(data: Any, report: Collector) -> None:
+    """Look names up even where other fields are wrong, so that one pass reports everything."""
+    finders = {"node": hardware_db.node, "gpu": hardware_db.gpu, "intra_node": hardware_db.link}
+    groups = data.get("groups") if isinstance(data, dict) else None
+    for index, group in enumerate(groups[:1000] if isinstance(groups, list) else ()):
+        for key, find in finders.items():
+            name = group.get(key) if isinstance(group, dict) else None
+            if isinstance(name, str) and 0 < len(name) <= MAX_NAME:
+                report.attempt(("cluster", "groups", index, key), partial(find, name))
+    fabric = data.get("fabric") if isinstance(data, dict) else None
+    if isinstance(fabric, str) and 0 < len(fabric) <= MAX_NAME:
+        _fabric(fabric, report)
+
+
 def _fabric(entry: Any, report: Collector) -> FabricSpec | None:
     path: FieldPath = ("cluster", "fabric")
     if isinstance(entry, str):
@@ -173,11 +189,12 @@ def _fabric(entry: Any, report: Collector) -> FabricSpec | None:
         for key in entry.model_fields_set
         if key not in ("base", "nic_gbps") and (getattr(entry, key) is not None)
     }
-    if getattr(entry, "nic_gbps", None) is not None:
+    nic_gbps = getattr(entry, "nic_gbps", None)
+    if nic_gbps is not None:
         if "nic_bytes_per_s" in given:
             report.error(path, "nic_gbps and nic_bytes_per_s are both given", "keep one of them")
             return None
-        given["nic_bytes_per_s"] = gbps_to_bytes_per_s(getattr(entry, "nic_gbps"))
+        given["nic_bytes_per_s"] = gbps_to_bytes_per_s(nic_gbps)
     if given.get("oversubscription", 1.0) < 1.0:
         report.error(
             (*path, "oversubscription"),
@@ -354,7 +371,7 @@ def _slots(entry: GroupInput, path: FieldPath, report: Collector) -> list[GpuSpe
             )
             return None
         found = [
-            report.attempt((*path, "gpus", i), lambda name=name: hardware_db.gpu(name))  # type: ignore[misc]
+            report.attempt((*path, "gpus", i), partial(hardware_db.gpu, name))
             for i, name in enumerate(entry.gpus)
         ]
         gpus = [gpu for gpu in found if gpu is not None]

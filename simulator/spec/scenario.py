@@ -27,7 +27,7 @@ from simulator.spec.inputs import (
 from simulator.spec.library import find_scenario
 from simulator.spec.model import ModelSpec
 from simulator.spec.plan import Plan
-from simulator.spec.problems import Collector, did_you_mean
+from simulator.spec.problems import Collector
 from simulator.spec.resolve import resolve_cluster, resolve_model, resolve_stack
 from simulator.spec.resolve_plan import Case, default_stack, resolve_plan
 from simulator.spec.stack import Stack
@@ -95,10 +95,8 @@ def scenario_with(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
         parts = _axis_parts(axis)
         target: Any = data
         for part in parts[:-1]:
-            if isinstance(target, dict):
-                target = target.setdefault(part, {})
-            else:
-                target = target[int(part)]
+            is_mapping = isinstance(target, dict)
+            target = target.setdefault(part, {}) if is_mapping else target[part]
         target[parts[-1]] = value
     folder = Path(scenario.source).parent if scenario.source else Path()
     return scenario_from_mapping(data, scenario.source, folder)
@@ -114,9 +112,9 @@ def scenario_from_source(text: SourceText, folder: Path) -> Scenario:
         {k: v for k, v in data.items() if k in SectionsInput.model_fields and v is not None},
         (),
     )
-    model = resolve_model(data["model"], folder, report) if "model" in data else None
-    workload = _workload(data["workload"], report) if "workload" in data else None
-    cluster = resolve_cluster(data["cluster"], report) if "cluster" in data else None
+    model = resolve_model(data["model"], folder, report) if data.get("model") is not None else None
+    workload = _workload(data["workload"], report) if data.get("workload") is not None else None
+    cluster = resolve_cluster(data["cluster"], report) if data.get("cluster") is not None else None
     entry = None
     if data.get("plan") is not None:
         entry = report.validate(PlanInput, data["plan"], ("plan",))
@@ -197,8 +195,7 @@ def _exists(name: str) -> bool:
 def _check_top_level(data: Mapping[str, Any], report: Collector) -> None:
     for key in data:
         if key not in ScenarioInput.model_fields:
-            hint = did_you_mean(key, ScenarioInput.model_fields)
-            report.error((key,), "unknown field", hint, at_key=True)
+            report.unknown((key,), ScenarioInput.model_fields)
     for key in _REQUIRED:
         if data.get(key) is None:
             where = (key,) if key in data else ()
@@ -206,7 +203,7 @@ def _check_top_level(data: Mapping[str, Any], report: Collector) -> None:
 
 
 def _workload(data: Any, report: Collector) -> Workload | None:
-    entry = report.validate(WorkloadInput, data, ("workload",)) if data is not None else None
+    entry = report.validate(WorkloadInput, data, ("workload",))
     if entry is None:
         return None
     return Workload(entry.sequence_length, entry.global_batch, entry.tokens)
@@ -252,12 +249,8 @@ def _check_axis(axis: str, values: list[Any], report: Collector) -> None:
         return
     else:
         known = [f"{s}.{f}" for s, m in models.items() for f in m.model_fields]
-        report.error(
-            ("sweep", axis),
-            "is no field that can be swept",
-            did_you_mean(axis, [*known, "cluster.groups[0].count", "cluster.fabric", "stack"]),
-            at_key=True,
-        )
+        known += ["cluster.groups[0].count", "cluster.fabric", "model", "stack", "risk"]
+        report.unknown(("sweep", axis), known, "is no field that can be swept")
         return
     for index, value in enumerate(values):
         trial = Collector(SourceText({}))
