@@ -22,7 +22,7 @@ from hardware_db.loader import (
     provenance,
     register_directory,
 )
-from hardware_db.schema import Fact, FabricSpec, GpuSpec, LinkSpec, NodeSpec
+from hardware_db.schema import FabricSpec, Fact, GpuSpec, LinkSpec, NodeSpec
 
 __all__ = [
     "FabricSpec",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from hardware_db.schema import ARCHITECTURES, FabricSpec, GpuSpec, LinkSpec, NodeSpec, Spec
 from simulator.units import GB
@@ -100,7 +101,7 @@ def _gpu_rates(spec: GpuSpec) -> Iterator[str]:
         yield f"architecture {spec.architecture!r} is not known"
     peaks = spec.peak_flops
     rising = [peaks[key] for key in ("fp32", "tf32", "bf16", "fp8", "fp4") if key in peaks]
-    if any(low > high * 1.001 for low, high in zip(rising, rising[1:], strict=False)):
+    if any(low > high * 1.001 for low, high in pairwise(rising)):
         yield "narrower dtypes are slower than wider ones"
     if "bf16" in peaks and peaks.get("fp16") != peaks["bf16"]:
         yield "fp16 and bf16 differ"

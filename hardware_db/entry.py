@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from hardware_db.schema import BASES, DTYPES, Fact, FabricSpec, GpuSpec, LinkSpec, NodeSpec, Spec
+from hardware_db.schema import BASES, DTYPES, FabricSpec, Fact, GpuSpec, LinkSpec, NodeSpec, Spec
 from simulator.errors import Problem, UserError, nearest
 
 #: Entry kinds and what they make.
@@ -28,8 +28,12 @@ KINDS: dict[str, type[GpuSpec] | type[LinkSpec] | type[NodeSpec] | type[FabricSp
 
 # Fields that are words or names, not quantities: no source needed.
 _WORDS = frozenset(
-    "name title vendor architecture compute_capability form kind intra_node fabric".split()
+    (
+        *("name", "title", "vendor", "architecture", "compute_capability", "form", "kind"),
+        *("intra_node", "fabric"),
+    )
 )
+_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,79}")
 _MAX_FILE_BYTES = 256 * 1024
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -147,6 +151,8 @@ class _Reader:
                 return None
             if not isinstance(given, str) or not given.strip():
                 self._fault(name, f"must be a word, got {given!r}", "quote it")
+            elif name == "name" and not _NAME.fullmatch(given):
+                self._fault(name, f"{given!r} is no canonical name", "write it as h100-sxm-80gb")
             return given
         if name == "peak_flops":
             return self._peaks(given)

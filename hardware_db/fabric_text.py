@@ -11,8 +11,8 @@ from simulator.errors import Problem, UserError
 from simulator.units import gbps_to_bytes_per_s
 
 _RATE = re.compile(
-    r"^(?:(?P<count>\d+)\s*[x×*]\s*)?(?P<rate>\d+(?:\.\d+)?)\s*"
-    r"(?P<prefix>[gt])\s*b(?:it)?(?:/s|ps|it/s|e)?\b\s*(?P<words>.*)$",
+    r"^(?:(?P<count>\d+)\s*[x*\u00d7]\s*)?(?P<rate>\d+(?:\.\d+)?)\s*"
+    r"(?P<prefix>[gt])\s*b(?:it)?(?:/s|ps|e\b)?\s*(?P<words>.*)$",
     re.IGNORECASE,
 )
 _PER_NODE = re.compile(r"\b(per|a|each)\s+(node|host|server)\b|/\s*node\b", re.IGNORECASE)

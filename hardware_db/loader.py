@@ -16,7 +16,7 @@ from typing import Any
 
 from hardware_db.entry import KINDS, Entry, parse_entry
 from hardware_db.names import NameIndex
-from hardware_db.schema import Fact, FabricSpec, GpuSpec, LinkSpec, NodeSpec, Spec
+from hardware_db.schema import FabricSpec, Fact, GpuSpec, LinkSpec, NodeSpec, Spec
 from simulator.errors import Problem, UserError
 
 #: Environment variable with directories of the user's own entries, separated as in ``PATH``.
@@ -209,17 +209,16 @@ def _own(kind: str, directories: tuple[Path, ...]) -> dict[str, Entry]:
 
 @cache
 def _index(kind: str, directories: tuple[Path, ...]) -> NameIndex:
-    catalogue = _catalogue(kind, directories)
     own = _own(kind, directories)
-    taken = {alias.lower() for entry in own.values() for alias in entry.spec.aliases}
-    return NameIndex(
-        {
-            name: [
-                alias for alias in entry.spec.aliases if name in own or alias.lower() not in taken
-            ]
-            for name, entry in catalogue.items()
-        }
-    )
+    spellings: dict[str, tuple[str, ...]] = {name: own[name].spec.aliases for name in own}
+    taken = {alias.lower() for aliases in spellings.values() for alias in aliases}
+    for name in _catalogue(kind, directories):
+        # A user's entry in place of a shipped one keeps the aliases by which that was found.
+        shipped = _shipped(kind, name)
+        inherited = shipped.spec.aliases if shipped is not None else ()
+        free = tuple(alias for alias in inherited if alias.lower() not in taken)
+        spellings[name] = spellings.get(name, ()) + free
+    return NameIndex(spellings)
 
 
 def _names(kind: str) -> tuple[str, ...]:

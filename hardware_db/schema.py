@@ -142,10 +142,7 @@ class GpuSpec:
             return key
         if key in _EMULATED_AS:
             return _EMULATED_AS[key]
-        if key in DTYPES:
-            message = f"{self.title} has no {key}"
-        else:
-            message = f"unknown dtype {dtype!r}"
+        message = f"{self.title} has no {key}" if key in DTYPES else f"unknown dtype {dtype!r}"
         hint = f"choose from {', '.join(sorted(self.peak_flops))}"
         raise UserError(Problem(path="precision", message=message, hint=hint))
 
@@ -168,8 +165,10 @@ class LinkSpec:
         title: the name for people.
         aliases: other spellings that find this entry.
         kind: ``nvswitch``, ``nvlink`` (direct, all pairs), ``nvlink-mesh`` (direct, not all
-            pairs), ``nvlink-pairs`` (bridges; between pairs traffic uses PCIe), ``pcie``, ``host``.
-        bytes_per_s: raw rate per direction of one GPU, all of its links together.
+            pairs), ``nvlink-pairs`` (bridges; between pairs traffic uses PCIe), ``xgmi`` (AMD),
+            ``pcie``, ``host``.
+        bytes_per_s: raw rate per direction of one GPU, all of its links together (achieved where
+            the entry's basis is ``measured``). A GPU with a slower port has its own port's rate.
         pair_bytes_per_s: raw rate per direction between one pair of GPUs.
         crossing_bytes_per_s: raw rate per direction and GPU where two GPUs have no direct link
             (other pair, other socket); equals ``bytes_per_s`` behind a switch.
