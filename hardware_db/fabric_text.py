@@ -12,7 +12,7 @@ from simulator.units import gbps_to_bytes_per_s
 
 _RATE = re.compile(
     r"^(?:(?P<count>\d+)\s*[x*\u00d7]\s*)?(?P<rate>\d+(?:\.\d+)?)\s*"
-    r"(?P<prefix>[gt])\s*b(?:it)?(?:/s|ps|e\b)?\s*(?P<words>.*)$",
+    r"(?P<prefix>[gt])\s*(?P<unit>b)(?:it)?(?:/s|ps|e\b)?\s*(?P<words>.*)$",
     re.IGNORECASE,
 )
 _PER_NODE = re.compile(r"\b(per|a|each)\s+(node|host|server)\b|/\s*node\b", re.IGNORECASE)
@@ -65,6 +65,10 @@ def parse_fabric(text: str) -> FabricSpec:
 
 
 def _described(text: str, match: re.Match[str]) -> FabricSpec:
+    if match["unit"] == "B":
+        raise UserError(
+            Problem("fabric", f"{text!r}: GB are bytes", "write bits, 400Gb for 50 GB/s")
+        )
     rate_gbps = float(match["rate"]) * (1000.0 if match["prefix"].lower() == "t" else 1.0)
     count = int(match["count"] or 1)
     if count < 1 or not rate_gbps > 0:

@@ -232,6 +232,8 @@ def test_fabric_names_and_nonsense() -> None:
         hardware_db.parse_fabric("string and tin cans")
     with pytest.raises(UserError, match="banana"):
         hardware_db.parse_fabric("400Gb banana")
+    with pytest.raises(UserError, match="GB are bytes"):
+        hardware_db.parse_fabric("50GB/s InfiniBand")
     with pytest.raises(UserError, match="no bandwidth"):
         hardware_db.parse_fabric("0x400Gb InfiniBand")
 
