@@ -30,13 +30,15 @@ class SavedTensor:
     """A tensor kept from forward to backward.
 
     ``plain`` keeps it without recompute, ``selective`` under SELECTIVE recompute; everything but
-    the layer's input is dropped under FULL.
+    the layer's input is dropped under FULL. ``routed`` marks tokens sent to experts, whose number
+    depends on the router's balance.
     """
 
     name: str
     size_bytes: Array
     selective: bool = True
     plain: bool = True
+    routed: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,11 @@ class LayerContext:
     def width(self) -> float:
         """Bytes of one activation element."""
         return self.recipe.activation_bytes
+
+    @property
+    def operand_width(self) -> float:
+        """Bytes of one element of a kept input of a weight product (1 under fp8)."""
+        return self.recipe.operand_bytes or self.recipe.activation_bytes
 
     @property
     def op_policy(self) -> bool:
@@ -149,12 +156,14 @@ def _norm(ctx: LayerContext, name: str, *, keep_input: bool) -> Operator:
             )
         )
     if kept.norm_output_kept:
-        saved.append(SavedTensor(f"{name} output", moved, selective=not ctx.op_policy))
-    if kept.fp32_norm:
         saved.append(
             SavedTensor(
-                f"{name} fp32 copies", 2 * 4.0 * elements, selective=not ctx.op_policy
+                f"{name} output", elements * ctx.operand_width, selective=not ctx.op_policy
             )
+        )
+    if kept.fp32_norm:
+        saved.append(
+            SavedTensor(f"{name} fp32 copies", 2 * 4.0 * elements, selective=not ctx.op_policy)
         )
     passes = 1.0 if kept.fused_norm else 3.0
     return Operator(
@@ -221,20 +230,14 @@ def _attention(ctx: LayerContext) -> Iterator[Operator]:
     """QKV projection, rotary embedding, attention core and output projection."""
     model, batch, width = ctx.model, ctx.batch, ctx.width
     tokens, tp = batch.tokens, batch.tp
-    kv_tp = np.minimum(
-        tp, model.kv_heads
-    )  # K and V are replicated where tp exceeds their heads
+    kv_tp = np.minimum(tp, model.kv_heads)  # K and V are replicated where tp exceeds their heads
     q_out, kv_out = model.q_width / tp, model.kv_width / kv_tp
     # The op policy keeps every other product: of q, k, v it keeps q and v (see _policy below).
     if ctx.op_policy:
         yield _linear(ctx, "q projection", m=tokens, n=q_out + kv_out, k=model.hidden)
-        yield _linear(
-            ctx, "k projection", m=tokens, n=kv_out, k=model.hidden, policy_saves=False
-        )
+        yield _linear(ctx, "k projection", m=tokens, n=kv_out, k=model.hidden, policy_saves=False)
     else:
-        yield _linear(
-            ctx, "qkv projection", m=tokens, n=q_out + 2 * kv_out, k=model.hidden
-        )
+        yield _linear(ctx, "qkv projection", m=tokens, n=q_out + 2 * kv_out, k=model.hidden)
     if model.qk_norm != "none":
         moved = tokens * (q_out + kv_out) * width
         yield Operator(
@@ -245,11 +248,7 @@ def _attention(ctx: LayerContext) -> Iterator[Operator]:
             launches=2.0,
             backward_launches=4.0,
             recomputed=ctx.op_policy,
-            saved=(
-                SavedTensor(
-                    "query and key before norm", moved, selective=not ctx.op_policy
-                ),
-            ),
+            saved=(SavedTensor("query and key before norm", moved, selective=not ctx.op_policy),),
         )
     if model.position == "rope":
         yield _rope(ctx, tokens * (q_out + kv_out))
@@ -302,25 +301,29 @@ def _cores(ctx: LayerContext, q_out: Array, kv_out: Array) -> Iterator[Operator]
             yield _core(ctx, q_out, kv_out, share, kv_len)
 
 
-def _core(
-    ctx: LayerContext, q_out: Array, kv_out: Array, share: float, kv_len: Array
-) -> Operator:
+def _core(ctx: LayerContext, q_out: Array, kv_out: Array, share: float, kv_len: Array) -> Operator:
     model, batch, width = ctx.model, ctx.batch, ctx.width
     tokens, tp = batch.tokens, batch.tp
     v_head = model.v_head_dim
     heads = model.heads / tp
-    kept_kv = heads * (q_out / heads) if ctx.kept.kv_expanded else kv_out
-    value_width = (
-        kept_kv * v_head / (model.mla.qk_head_dim if model.mla else model.head_dim)
-    )
+    expanded = ctx.kept.kv_expanded and model.kv_heads < model.heads
+    kept_kv = q_out if expanded else kv_out
+    value_width = kept_kv * v_head / (model.mla.qk_head_dim if model.mla else model.head_dim)
     flash = ctx.attention != "unfused"
     policy = ctx.op_policy
     saved = [
         SavedTensor("query", tokens * q_out * width),
         SavedTensor("key", tokens * kept_kv * width, selective=not policy),
-        SavedTensor("value", tokens * value_width * width),
+        SavedTensor("value", tokens * value_width * width, selective=not (policy and expanded)),
         SavedTensor("attention output", tokens * heads * v_head * width),
     ]
+    if policy and expanded:
+        # The policy keeps the value product's output, from before its heads were repeated.
+        size = tokens * value_width * width * model.kv_heads / model.heads
+        saved.append(SavedTensor("value product", size, plain=False))
+    if ctx.operand_width != width:
+        size = tokens * heads * v_head * ctx.operand_width
+        saved.append(SavedTensor("attention output as operand", size))
     if flash:
         saved.append(SavedTensor("log-sum-exp", tokens * heads * 4.0))
     else:
@@ -330,9 +333,7 @@ def _core(
         if not ctx.fused.fused_softmax:
             saved.append(SavedTensor("softmax input", scores * width, selective=False))
         if drop:
-            saved.append(
-                SavedTensor("dropout mask of scores", scores * MASK_BYTES, False)
-            )
+            saved.append(SavedTensor("dropout mask of scores", scores * MASK_BYTES, False))
             saved.append(SavedTensor("dropped scores", scores * width, selective=False))
     return Operator(
         "attention",
@@ -364,9 +365,7 @@ def _mla(ctx: LayerContext) -> Iterator[Operator]:
     q_out = model.heads * mla.qk_head_dim / tp
     if mla.q_lora_rank:
         latent = local * mla.q_lora_rank * width
-        yield _linear(
-            ctx, "q down projection", m=local, n=mla.q_lora_rank, k=model.hidden
-        )
+        yield _linear(ctx, "q down projection", m=local, n=mla.q_lora_rank, k=model.hidden)
         yield _latent_norm("query latent norm", latent)
         yield _linear(ctx, "q up projection", m=tokens, n=q_out, k=mla.q_lora_rank)
     else:
@@ -417,20 +416,17 @@ def _mlp(ctx: LayerContext, ffn: float, label: str = "mlp") -> Iterator[Operator
             policy_saves=False,
         )
     else:
-        yield _linear(
-            ctx, f"{label} first product", m=tokens, n=halves * inner, k=model.hidden
-        )
+        yield _linear(ctx, f"{label} first product", m=tokens, n=halves * inner, k=model.hidden)
     yield _activation(ctx, tokens * inner, label)
-    output = SavedTensor(
-        f"{label} output", tokens * model.hidden * ctx.width, plain=False
-    )
+    output = SavedTensor(f"{label} output", tokens * model.hidden * ctx.width, plain=False)
     yield _linear(
         ctx,
         f"{label} second product",
         m=tokens,
         n=model.hidden,
         k=inner,
-        saved=(output,) if ctx.op_policy else (),
+        # A compiled layer drops it: no operator of the backward pass reads it.
+        saved=(output,) if ctx.op_policy and not ctx.compiled else (),
     )
 
 
@@ -441,14 +437,14 @@ def _activation(ctx: LayerContext, elements: Array, label: str) -> Operator:
     """
     gated, width, policy = ctx.model.gated, ctx.width, ctx.op_policy
     size = elements * width
-    saved = [SavedTensor(f"{label} activation input", size)]
+    routed = label == "expert"
+    saved = [SavedTensor(f"{label} activation input", size, routed=routed)]
     if gated:
-        saved.append(SavedTensor(f"{label} up half", size, selective=not policy))
+        saved.append(SavedTensor(f"{label} up half", size, not policy, routed=routed))
         if not ctx.fused.fused_activation:
-            saved.append(
-                SavedTensor(f"{label} activated gate", size, selective=not policy)
-            )
-    saved.append(SavedTensor(f"{label} activation output", size, selective=not policy))
+            saved.append(SavedTensor(f"{label} activated gate", size, not policy, routed=routed))
+    output = elements * ctx.operand_width
+    saved.append(SavedTensor(f"{label} activation output", output, not policy, routed=routed))
     fused = ctx.fused.fused_activation or not gated
     forward = 3.0 if gated and fused else 5.0 if gated else 2.0
     backward = 5.0 if gated and fused else 8.0 if gated else 3.0
@@ -478,17 +474,14 @@ def _moe(ctx: LayerContext) -> Iterator[Operator]:
     routed = tokens * moe.top_k
     experts = moe.experts / batch.ep
     hidden_bytes = routed * model.hidden * width
+    operand_bytes = routed * model.hidden * ctx.operand_width
     yield _linear(
         ctx,
         "router",
         m=batch.residual_tokens,
         n=float(moe.experts),
         k=model.hidden,
-        saved=(
-            SavedTensor(
-                "router probabilities", batch.residual_tokens * moe.experts * 4.0
-            ),
-        ),
+        saved=(SavedTensor("router probabilities", batch.residual_tokens * moe.experts * 4.0),),
     )
     yield Operator(
         "token permutation",
@@ -497,9 +490,7 @@ def _moe(ctx: LayerContext) -> Iterator[Operator]:
         backward_bytes=2 * hidden_bytes,
         launches=6.0,
         backward_launches=4.0,
-        saved=(
-            SavedTensor("permuted tokens", hidden_bytes, selective=not ctx.op_policy),
-        ),
+        saved=(SavedTensor("permuted tokens", operand_bytes, not ctx.op_policy, routed=True),),
     )
     inner = moe.ffn / batch.tp
     halves = 2 if model.gated else 1
@@ -528,9 +519,7 @@ def _moe(ctx: LayerContext) -> Iterator[Operator]:
         backward_bytes=3 * hidden_bytes,
         launches=4.0,
         backward_launches=4.0,
-        saved=(
-            SavedTensor("expert outputs", hidden_bytes, selective=not ctx.op_policy),
-        ),
+        saved=(SavedTensor("expert outputs", hidden_bytes, not ctx.op_policy, routed=True),),
     )
     if moe.shared_width:
         yield from _mlp(ctx, moe.shared_width, "shared expert")
@@ -572,9 +561,7 @@ def head_operators(ctx: LayerContext) -> tuple[Operator, ...]:
     if model.vocab <= 0:
         return tuple(parts)
     logits = batch.tokens * model.vocab / batch.tp
-    parts.append(
-        _linear(ctx, "logits", m=batch.tokens, n=model.vocab / batch.tp, k=model.hidden)
-    )
+    parts.append(_linear(ctx, "logits", m=batch.tokens, n=model.vocab / batch.tp, k=model.hidden))
     parts.append(
         Operator(
             "cross-entropy",
@@ -589,9 +576,7 @@ def head_operators(ctx: LayerContext) -> tuple[Operator, ...]:
     return tuple(parts)
 
 
-def saved_bytes(
-    operators: tuple[Operator, ...], *, selective: bool = False
-) -> Array | float:
+def saved_bytes(operators: tuple[Operator, ...], *, selective: bool = False) -> Array | float:
     """Bytes that the operators keep for backward, all of them or those SELECTIVE keeps."""
     total: Array | float = 0.0
     for op in operators:

@@ -137,6 +137,34 @@ class Framework:
 
 
 @dataclass(frozen=True)
+class Buffers:
+    """Memory that comes and goes beside the named training state.
+
+    ``persistent_gradients`` is False where gradients are freed after the optimiser's step, so that
+    a step's first backward pass starts without them. ``step_bytes`` are the optimiser step's
+    temporaries per parameter that the rank updates. ``gradient_copies`` says how much of the
+    gradients data parallelism copies into buckets: ``none``, ``bucket`` (``bucket_bytes`` at a
+    time) or ``all`` (DistributedDataParallel without bucket views).
+
+    For sharded parameters: ``gather_copies`` whether a gathered unit is copied out of the
+    collective's buffer (FSDP2), ``live_parameters`` elements that stay gathered beyond the current
+    unit (DeepSpeed's stage3_max_live_parameters), ``stream_pools`` whether collectives allocate on
+    their own streams, whose cached blocks other streams can't reuse. ``logits_cached_bytes`` per
+    local logit are blocks freed before the head's peak which its tensors can't reuse. ``outputs``
+    whether a pipeline stage keeps its output until the backward pass.
+    """
+
+    persistent_gradients: bool = True
+    step_bytes: float = 0.0
+    gradient_copies: str = "none"
+    gather_copies: bool = False
+    live_parameters: float = 0.0
+    stream_pools: bool = False
+    logits_cached_bytes: float = 0.0
+    outputs: bool = False
+
+
+@dataclass(frozen=True)
 class Stack:
     """One framework: recipes by precision name, fusion, overlap and constants.
 
@@ -152,6 +180,7 @@ class Stack:
     framework: Framework
     schedules: tuple[str, ...]
     uneven_batches: bool = False
+    buffers: Buffers = field(default_factory=Buffers)
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def recipe(self, precision: str) -> PrecisionRecipe:
@@ -214,5 +243,6 @@ def stack_from_mapping(name: str, data: Mapping[str, Any]) -> Stack:
         framework=Framework(**body.get("framework", {})),
         schedules=tuple(body["schedules"]),
         uneven_batches=bool(body.get("uneven_batches", False)),
+        buffers=Buffers(**body.get("buffers", {})),
         sources=sources,
     )

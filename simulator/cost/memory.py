@@ -1,0 +1,282 @@
+"""Memory of a rank through one training step, by component.
+
+A step has three moments at which a rank can be fullest: at the loss (all activations in flight and
+the logits), inside a layer's backward pass (activations, recomputed tensors, gradients of one unit)
+and in the optimiser's step (all gradients and its temporaries). Each component is known at each
+moment; the peak is the fullest moment's sum. Pure functions over a batch of rank classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.cost.activations import (
+    embedding_bytes,
+    head_bytes,
+    in_flight,
+    layer_bytes,
+)
+from simulator.cost.batch import Array, RankBatch, batch_of
+from simulator.cost.operators import LayerContext
+from simulator.cost.state import (
+    Pools,
+    TrainingState,
+    pools,
+    training_state,
+)
+from simulator.spec.layout import Layout
+from simulator.spec.model import ModelSpec
+from simulator.spec.plan import Offload
+from simulator.spec.stack import PrecisionRecipe, Stack
+
+#: When a rank is fullest, in step order; ``MemoryBreakdown.peak_moment`` indexes it.
+MOMENTS = ("loss", "backward", "optimizer step")
+
+#: Receive and send buffers of one layer's activations that a pipeline stage holds.
+_PIPELINE_BUFFERS = 2.0
+
+
+@dataclass(frozen=True)
+class MemoryBreakdown:
+    """Bytes on one rank of each row at its fullest moment; arrays over rows.
+
+    The first eight fields are what torch counts as allocated and sum to
+    ``peak_allocated_bytes``; with ``fragmentation`` they sum to ``peak_reserved_bytes`` and with
+    ``framework`` (CUDA context, NCCL) to ``device_bytes``. ``allocated_by_moment`` has one row per
+    entry of :data:`MOMENTS`.
+    """
+
+    parameters: Array
+    gradients: Array
+    optimizer: Array
+    unsharded_units: Array
+    activations: Array
+    recompute_working_set: Array
+    logits: Array
+    temporaries: Array
+    fragmentation: Array
+    framework: Array
+    allocated_by_moment: Array
+    peak_moment: npt.NDArray[np.intp]
+    in_flight: Array
+
+    @property
+    def peak_allocated_bytes(self) -> Array:
+        """What torch.cuda.max_memory_allocated would say."""
+        return self.allocated_by_moment.max(axis=0)
+
+    @property
+    def peak_reserved_bytes(self) -> Array:
+        """What torch.cuda.max_memory_reserved would say."""
+        return self.peak_allocated_bytes + self.fragmentation
+
+    @property
+    def device_bytes(self) -> Array:
+        """Device memory in use, with the CUDA context and NCCL's buffers."""
+        return self.peak_reserved_bytes + self.framework
+
+    def components(self) -> dict[str, Array]:
+        """The components by name, in the order in which they are stacked in plots."""
+        return {f.name: getattr(self, f.name) for f in fields(self)[:10]}
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """What the batch does not hold.
+
+    ``expert_imbalance`` is the fullest rank's routed tokens over the mean (or the capacity factor
+    where tokens are dropped). ``device_overhead_bytes`` is what the driver itself takes.
+    """
+
+    schedule: str = "1f1b"
+    attention: str = "flash2"
+    compiled: bool = False
+    offload: Offload = "none"
+    expert_imbalance: float = 1.0
+    expandable_segments: bool = False
+
+
+def rank_memory(
+    model: ModelSpec,
+    stack: Stack,
+    recipe: PrecisionRecipe,
+    optimizer: str,
+    batch: RankBatch,
+    options: MemoryOptions = MemoryOptions(),
+) -> MemoryBreakdown:
+    """Memory of every row of ``batch``.
+
+    Raises:
+        UserError: ``optimizer`` is unknown.
+    """
+    ctx = LayerContext(model, stack.kept, recipe, batch, options.attention, options.compiled)
+    state = training_state(model, stack, recipe, optimizer, batch, offload=options.offload)
+    work = _activations(ctx, options, stack)
+    moments = _moments(ctx, stack, state, work)
+    allocated = np.stack([sum(m.values(), np.zeros(len(batch))) for m in moments])
+    peak = allocated.argmax(axis=0)
+    chosen = {name: _pick(peak, [m[name] for m in moments]) for name in moments[0]}
+    cached = pools(stack, state, work.logits, options.expandable_segments)
+    return MemoryBreakdown(
+        **chosen,
+        fragmentation=_fragmentation(stack, allocated.max(axis=0), cached, options),
+        framework=stack.framework.context_bytes
+        + stack.framework.communicator_bytes * communicators(batch),
+        allocated_by_moment=allocated,
+        peak_moment=peak,
+        in_flight=work.in_flight,
+    )
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Activation bytes of a rank: what is kept, and what exists at the moments alone."""
+
+    kept: Array
+    recomputed: Array
+    backward: Array
+    logits: Array
+    transport: Array
+    in_flight: Array
+
+
+def _activations(ctx: LayerContext, options: MemoryOptions, stack: Stack) -> _Work:
+    batch, model = ctx.batch, ctx.model
+    flying = in_flight(batch, options.schedule)
+    kept: Array = np.zeros(len(batch))
+    recomputed: Array = np.zeros(len(batch))
+    backward: Array = np.zeros(len(batch))
+    kinds = [(False, batch.dense_layers)] if model.moe_layers < model.layers else []
+    if model.moe_layers:
+        kinds.append((True, batch.moe_layers))
+    for moe, layers in kinds:
+        one = layer_bytes(ctx, moe=moe, imbalance=options.expert_imbalance)
+        kept = kept + layers * flying * one.kept(batch)
+        held = layers > 0
+        recomputed = np.maximum(recomputed, held * one.recomputed(batch))
+        backward = np.maximum(backward, held * one.backward)
+    boundary = batch.residual_tokens * model.hidden * ctx.width
+    depth = np.minimum(np.ceil(flying), batch.micro_batches)
+    if stack.buffers.outputs:
+        kept = kept + np.where(batch.pp > 1, depth * boundary, 0.0)
+    if options.offload == "activations":
+        # Two layers' worth stays on the device: one in use, one on its way.
+        kept = kept * np.minimum(1.0, 2.0 / np.maximum(batch.layers * flying, 1.0))
+    rest, logits = head_bytes(ctx)
+    kept = kept + batch.has_embedding * depth * embedding_bytes(ctx) + batch.has_head * rest
+    if options.schedule == "layered":
+        # The gradients of one layer boundary exist for every micro-batch.
+        kept = kept + batch.micro_batches * boundary
+    transport = np.where(batch.pp > 1, _PIPELINE_BUFFERS * boundary, 0.0)
+    ring = 2 * 2 * batch.tokens * model.kv_width / np.minimum(batch.tp, model.kv_heads) * ctx.width
+    transport = transport + np.where(batch.cp > 1, ring, 0.0)
+    return _Work(kept, recomputed, backward, batch.has_head * logits, transport, flying)
+
+
+def _moments(
+    ctx: LayerContext, stack: Stack, state: TrainingState, work: _Work
+) -> list[dict[str, Array]]:
+    """The eight allocated components at each of :data:`MOMENTS`."""
+    batch = ctx.batch
+    zero: Array = np.zeros(len(batch))
+    # Freed gradients are absent in a step's first backward pass, unless others came before it.
+    before = stack.buffers.persistent_gradients | (batch.micro_batches > 1)
+    early = np.where(before, state.gradients, 0.0)
+    always = stack.framework.workspace_bytes + state.wgrad_buffers + zero
+    loss = {
+        "parameters": state.parameters + zero,
+        "gradients": early + zero,
+        "optimizer": state.optimizer + zero,
+        "unsharded_units": state.gathered_loss + zero,
+        "activations": work.kept + zero,
+        "recompute_working_set": zero,
+        "logits": work.logits + zero,
+        "temporaries": always + work.transport,
+    }
+    backward = loss | {
+        "unsharded_units": state.gathered_backward + state.unit_gradients + zero,
+        "recompute_working_set": work.recomputed + work.backward + zero,
+        "logits": zero,
+        "temporaries": always + work.transport + state.buckets,
+    }
+    step = loss | {
+        "gradients": state.gradients + zero,
+        "unsharded_units": zero,
+        "activations": zero,
+        "logits": zero,
+        "temporaries": always + state.buckets + state.step_temporaries,
+    }
+    return [loss, backward, step]
+
+
+def _pick(peak: npt.NDArray[np.intp], values: list[Array]) -> Array:
+    return np.take_along_axis(np.stack(values), peak[None, :], axis=0)[0]
+
+
+def _fragmentation(stack: Stack, allocated: Array, cached: Pools, options: MemoryOptions) -> Array:
+    """Reserved minus allocated at the peak: other streams' pools, stranded blocks, splinters."""
+    share = 0.0 if options.expandable_segments else stack.framework.fragmentation
+    return cached.other_streams + cached.stranded + share * allocated
+
+
+def communicators(batch: RankBatch) -> Array:
+    """NCCL communicators of a rank: one for each parallel dimension above 1."""
+    dims = (batch.tp, batch.pp, batch.cp, batch.dp, batch.ep)
+    return sum((np.asarray(d > 1, float) for d in dims), np.zeros(len(batch)))
+
+
+@dataclass(frozen=True)
+class ClassMemory:
+    """Memory of one rank class of a layout, in bytes."""
+
+    rank_class: int
+    stage: int
+    gpu: str
+    components: dict[str, float]
+    allocated_by_moment: dict[str, float]
+    peak_moment: str
+    peak_allocated_bytes: float
+    peak_reserved_bytes: float
+    device_bytes: float
+    usable_bytes: float
+
+
+def layout_breakdown(
+    layout: Layout, batch: RankBatch | None = None, *, expert_imbalance: float = 1.0
+) -> MemoryBreakdown:
+    """Memory of every rank class of a layout as one batch, in the layout's class order."""
+    plan = layout.plan
+    rows = batch_of(layout) if batch is None else batch
+    attention = layout.stack.kept.attention if plan.attention == "auto" else plan.attention
+    options = MemoryOptions(
+        schedule=plan.schedule, attention=attention, compiled=plan.compile,
+        offload=plan.offload, expert_imbalance=expert_imbalance,
+    )  # fmt: skip
+    recipe = layout.stack.recipe(plan.precision)
+    return rank_memory(layout.model, layout.stack, recipe, plan.optimizer, rows, options)
+
+
+def layout_memory(layout: Layout, *, expert_imbalance: float = 1.0) -> tuple[ClassMemory, ...]:
+    """Memory of every rank class of a layout, one by one."""
+    found = layout_breakdown(layout, expert_imbalance=expert_imbalance)
+    parts = found.components()
+    return tuple(
+        ClassMemory(
+            rank_class=c.index,
+            stage=c.stage,
+            gpu=c.gpu.name,
+            components={name: float(column[i]) for name, column in parts.items()},
+            allocated_by_moment={
+                name: float(found.allocated_by_moment[k, i]) for k, name in enumerate(MOMENTS)
+            },
+            peak_moment=MOMENTS[found.peak_moment[i]],
+            peak_allocated_bytes=float(found.peak_allocated_bytes[i]),
+            peak_reserved_bytes=float(found.peak_reserved_bytes[i]),
+            device_bytes=float(found.device_bytes[i]),
+            usable_bytes=float(c.gpu.usable_bytes),
+        )
+        for i, c in enumerate(layout.classes)
+    )
