@@ -42,7 +42,9 @@ def gpus(
     kind = chosen[0] if chosen else "gpu"
     list_names, find = kinds[kind]
     if name is not None:
-        _show_entry(kind, asdict(find(name)), hardware_db.provenance(find(name).name, kind), as_json)
+        _show_entry(
+            kind, asdict(find(name)), hardware_db.provenance(find(name).name, kind), as_json
+        )
         return
     specs = [find(entry) for entry in list_names()]
     if as_json:

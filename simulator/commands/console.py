@@ -40,7 +40,10 @@ def stderr_console() -> Console:
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", right: Sequence[int] = ()
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str = "",
+    right: Sequence[int] = (),
 ) -> None:
     """A plain table; ``right`` numbers the columns that are aligned to the right."""
     from rich.box import SIMPLE_HEAD

@@ -45,7 +45,7 @@ def scenario_to_mapping(scenario: Scenario) -> dict[str, Any]:
     if scenario.sweep:
         data["sweep"] = {axis: list(values) for axis, values in scenario.sweep.items()}
     for key in ("purchase", "economics", "outputs"):
-        if getattr(scenario, key):
+        if getattr(scenario, key) is not None:
             data[key] = dict(getattr(scenario, key))
     data["risk"] = scenario.risk
     return data
@@ -125,7 +125,11 @@ def _group_to_mapping(group: NodeGroup) -> dict[str, Any]:
     node = group.node
     named = _known(hardware_db.node, node.name)
     data: dict[str, Any]
-    if named is not None and named.gpus[: node.n_gpus] == node.gpus:
+    if (
+        named is not None
+        and named.name == node.name  # a described node's name may read like another's alias
+        and named.gpus[: node.n_gpus] == node.gpus
+    ):
         data = {"node": node.name}
         if named.gpus != node.gpus:
             data["gpus_per_node"] = node.n_gpus

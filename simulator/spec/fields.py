@@ -15,8 +15,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-#: Larger whole numbers than any scenario needs; keeps integer products exact in float64.
-MAX_WHOLE = 10**12
+#: Larger whole numbers than any scenario needs; the product of any two still fits 64 bits.
+MAX_WHOLE = 10**9
+#: Widths of a model: larger than any, and small enough for products of three.
+MAX_WIDTH = 10**7
+MAX_BYTES = 10**15
 MAX_TEXT = 1000
 MAX_NAME = 100
 
@@ -44,7 +47,7 @@ def shown(value: Any) -> str:
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, (list, tuple)):
-        return "a list"
+        return "a list" if value else "an empty list"
     return _cut(str(value))
 
 
@@ -166,6 +169,16 @@ Count = Annotated[
     int,
     PlainValidator(partial(_whole, low=1)),
     WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MAX_WHOLE}),
+]
+Width = Annotated[
+    int,
+    PlainValidator(partial(_whole, low=1, high=MAX_WIDTH)),
+    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MAX_WIDTH}),
+]
+Bytes = Annotated[
+    int,
+    PlainValidator(partial(_whole, high=MAX_BYTES)),
+    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_BYTES}),
 ]
 SmallCount = Annotated[
     int,

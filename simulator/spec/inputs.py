@@ -16,6 +16,7 @@ from pydantic import Discriminator, Field, PlainValidator, Tag, WithJsonSchema, 
 
 from hardware_db.schema import FabricSpec
 from simulator.spec.fields import (
+    Bytes,
     Count,
     Flag,
     FreeMapping,
@@ -29,6 +30,7 @@ from simulator.spec.fields import (
     SmallWhole,
     Text,
     Whole,
+    Width,
     choice_of,
     refusal,
     shown,
@@ -67,7 +69,7 @@ def _input_type(name: str, hint: Any) -> Any:
     if hint is bool:
         return Flag
     if hint is int:
-        return Count if name in _POSITIVE else Whole
+        return Width if name in _POSITIVE else Whole
     if hint is float:
         return Number
     return Text
@@ -201,7 +203,7 @@ class GroupInput(InputModel):
     nic_gbps: Annotated[Number | None, Field(description="rate of one NIC, Gb/s")] = None
     nic_bytes_per_s: Number | None = None
     host_power_w: Number | None = None
-    host_memory_bytes: Whole | None = None
+    host_memory_bytes: Bytes | None = None
     dispatch_scale: PositiveNumber | None = None
     year: Whole | None = None
 

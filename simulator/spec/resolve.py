@@ -30,6 +30,8 @@ NODE_OVERRIDES = (
     "dispatch_scale",
     "year",
 )
+#: More than any model; the layout's cost grows with the layers.
+MAX_LAYERS = 10_000
 _PARTS: dict[str, Any] = {"moe": MoeSpec, "mla": MlaSpec, "vision": VisionSpec}
 _MAY_BE_ABSENT = ("window", "embedding_width", *_PARTS)
 _MODEL_REQUIRED = ("layers", "hidden", "heads", "vocab")
@@ -37,6 +39,16 @@ _MODEL_REQUIRED = ("layers", "hidden", "heads", "vocab")
 
 def resolve_model(data: Any, folder: Path, report: Collector) -> ModelSpec | None:
     """``model``: a preset, the path of a ``config.json``, or ModelSpec's fields."""
+    model = _model(data, folder, report)
+    if model is not None and model.layers > MAX_LAYERS:
+        report.error(
+            ("model",), f"{model.name} has {model.layers:,} layers", f"at most {MAX_LAYERS:,}"
+        )
+        return None
+    return model
+
+
+def _model(data: Any, folder: Path, report: Collector) -> ModelSpec | None:
     if isinstance(data, str):
         return report.attempt(("model",), lambda: model_by_name(data, folder))
     if not isinstance(data, dict):
@@ -301,7 +313,8 @@ def _group(
         stem, _, number = name.rpartition("#")
         name = f"{stem}#{int(number) + 1}" if stem and number.isdigit() else f"{name}#2"
     names.add(name)
-    gpus = tuple(hardware_db.gpu(slot) for slot in node.gpus)
+    kinds = {kind: hardware_db.gpu(kind) for kind in set(node.gpus)}
+    gpus = tuple(kinds[slot] for slot in node.gpus)
     return NodeGroup(name, node, gpus, entry.count, entry.zone or "")
 
 

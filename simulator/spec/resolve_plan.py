@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Any
 
 from simulator.spec.cluster import Cluster
@@ -145,7 +146,7 @@ def _with_hsdp(entry: PlanInput, plan: Plan, case: Case, report: Collector) -> P
     if entry.sharding != _HSDP or entry.shard_degree is not None:
         return plan
     per_node = min(len(group.gpus) for group in case.cluster.groups)
-    degree = min(max(1, per_node // plan.tp), plan.dp * plan.cp)
+    degree = gcd(max(1, per_node // plan.tp), plan.dp * plan.cp)
     report.default(("plan", "shard_degree"), degree, "the data-parallel ranks of one node")
     return replace(plan, shard_degree=degree)
 
