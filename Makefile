@@ -7,6 +7,7 @@ STAMP := $(VENV)/.installed
 # Two processes: the suite is short, and some tests time whole commands.
 WORKERS ?= 2
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+PIP_QUIET := --disable-pip-version-check -q
 DEMO_OUT ?= out/demo
 
 .PHONY: test demo lint types bench-smoke browser install clean
@@ -18,9 +19,9 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@# A CPU build of torch keeps the download small; the default index serves where that one is out of reach.
 	$(BIN)/python -c 'import torch' 2>/dev/null \
-	  || $(BIN)/pip install --disable-pip-version-check -q --index-url $(TORCH_INDEX) "torch==$$(sed -n 's/^torch==//p' constraints.txt)" \
+	  || $(BIN)/pip install $(PIP_QUIET) --no-deps --retries 1 --timeout 20 --index-url $(TORCH_INDEX) "torch==$$(sed -n 's/^torch==//p' constraints.txt)" \
 	  || echo "no CPU build of torch from $(TORCH_INDEX): taking the default index's"
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e ".[dev,runner]"
+	$(BIN)/pip install $(PIP_QUIET) -c constraints.txt -e ".[dev,runner]"
 	touch $@
 
 test: $(STAMP)

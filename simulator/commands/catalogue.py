@@ -51,7 +51,7 @@ def gpus(
         print_json({f"{kind}s": [asdict(spec) for spec in specs]})
     else:
         columns, rows, right = _TABLES[kind](specs)
-        print_table(columns, rows, right=right)
+        print_table(columns, rows, title=_TITLES[kind], right=right)
 
 
 def models(name: _NameArgument = None, as_json: JsonOption = False) -> None:
@@ -93,14 +93,14 @@ def scenarios(as_json: JsonOption = False) -> None:
 
 def _cell(value: Any) -> str:
     if isinstance(value, bool):
-        return "yes" if value else ""
+        return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value))
-    return "" if value is None else str(value)
+    return "-" if value is None else str(value)
 
 
 def _show_entry(kind: str, values: dict[str, Any], facts: Any, as_json: bool) -> None:
@@ -195,6 +195,12 @@ def _link_table(specs: list[Any]) -> _Table:
     return columns, rows, [2, 3, 4]
 
 
+_TITLES = {
+    "gpu": "Dense peaks in TFLOP/s; links per GPU and direction; usable memory as CUDA reports it",
+    "node": "",
+    "fabric": "",
+    "link": "Per direction",
+}
 _TABLES: dict[str, Any] = {
     "gpu": _gpu_table,
     "node": _node_table,
