@@ -7,7 +7,6 @@ it for the classes of one layout and hands the task graph its :class:`ClassTimes
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import lru_cache
 
 import numpy as np
 
@@ -388,11 +387,6 @@ def _site_networks(layout: Layout) -> dict[int, Network]:
     return found
 
 
-@lru_cache(maxsize=256)
-def _rates(gpu: GpuSpec) -> KernelRates:
-    return rates(gpu)
-
-
 def price_layout(layout: Layout) -> tuple[ClassTimes, ...]:
     """Times of every rank class of a layout, in class order."""
     networks = _site_networks(layout)
@@ -404,7 +398,7 @@ def price_layout(layout: Layout) -> tuple[ClassTimes, ...]:
         members = tuple(c for c in layout.classes if (c.gpu.name, c.group) == key)
         gpu, group = members[0].gpu, layout.cluster.groups[members[0].group]
         site = Site(
-            gpu, _rates(gpu), networks[members[0].group], everywhere, group.node.dispatch_scale
+            gpu, rates(gpu), networks[members[0].group], everywhere, group.node.dispatch_scale
         )
         ctx = LayerContext(
             layout.model,

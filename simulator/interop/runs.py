@@ -1,0 +1,399 @@
+"""Measured runs in CSV form: each row becomes a layout that can be predicted, or a reason why not.
+
+The format is the one that ``gpumix validate`` documents: one row is one run, an empty cell means
+not known. A value that the prediction needs and the row lacks is filled in only with a stated
+assumption; where no assumption is sound the row is refused with the field's name.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import hardware_db
+from hardware_db.schema import FabricSpec, GpuSpec, NodeSpec
+from simulator.errors import Problem, UserError
+from simulator.spec.cluster import Cluster, NodeGroup
+from simulator.spec.layout import Layout, build_layout
+from simulator.spec.model import ModelSpec, MoeSpec
+from simulator.spec.plan import Assignment, Plan, Recompute, Sharding
+from simulator.spec.presets import preset
+from simulator.spec.stack import load_stack
+from simulator.spec.workload import Workload
+
+#: Vocabulary taken where a row names none: GPT-2's 50,257 padded to a multiple of 1,024.
+ASSUMED_VOCAB = 51200
+
+#: Norm, activation, position and biases by architecture family; the rest of a shape is in the row.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt": {"norm": "layernorm", "activation": "gelu", "position": "learned", "dropout": 0.1,
+            "qkv_bias": True, "attention_out_bias": True, "mlp_bias": True, "norm_bias": True,
+            "tied_embeddings": True},
+    "mpt": {"norm": "layernorm", "activation": "gelu", "position": "alibi",
+            "tied_embeddings": True},
+    "llama": {},
+    "bert": {"norm": "layernorm", "activation": "gelu", "position": "learned", "causal": False,
+             "qkv_bias": True, "attention_out_bias": True, "mlp_bias": True, "norm_bias": True,
+             "tied_embeddings": True, "dropout": 0.1, "final_norm": False},
+    "vit": {"norm": "layernorm", "activation": "gelu", "position": "learned", "causal": False,
+            "qkv_bias": True, "attention_out_bias": True, "mlp_bias": True, "norm_bias": True},
+    "mixtral": {},
+    "deepseek": {},
+}  # fmt: skip
+
+_SHARDING = {
+    "none": Sharding.NONE, "zero0": Sharding.NONE, "zero1": Sharding.ZERO1,
+    "zero2": Sharding.ZERO2, "zero3": Sharding.ZERO3, "fsdp": Sharding.ZERO3,
+    "hsdp": Sharding.ZERO3,
+}  # fmt: skip
+_RECOMPUTE = {"none": Recompute.NONE, "selective": Recompute.SELECTIVE, "full": Recompute.FULL}
+_ATTENTION = {
+    "": "auto", "auto": "auto", "unfused": "unfused", "flash": "auto", "flash1": "flash1",
+    "flash1/triton": "flash1", "triton": "flash1", "flash2": "flash2", "flash3": "flash3",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One line of the file: its number (the header is line 1) and its cells as text."""
+
+    line: int
+    cells: Mapping[str, str]
+
+    def text(self, name: str) -> str:
+        """The cell, stripped; empty where the column or the value is missing."""
+        return (self.cells.get(name) or "").strip()
+
+    def number(self, name: str) -> float | None:
+        """The cell as a finite number, None where empty.
+
+        Raises:
+            UserError: not a number, or not finite.
+        """
+        text = self.text(name)
+        if not text:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise UserError(Problem(name, f"{text!r} isn't a finite number", line=self.line))
+        return value
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """The cell as a positive whole number.
+
+        Raises:
+            UserError: missing without a default, not whole or below 1.
+        """
+        value = self.number(name)
+        if value is None:
+            if default is None:
+                raise UserError(Problem(name, "missing", "give it in the row", line=self.line))
+            return default
+        if value < 1 or value % 1:
+            raise UserError(
+                Problem(name, f"{self.text(name)!r} isn't a whole number above 0", line=self.line)
+            )
+        return int(value)
+
+    def choice(self, name: str, known: Mapping[str, Any], default: str | None = None) -> Any:
+        """What a word stands for.
+
+        Raises:
+            UserError: unknown word, or missing without a default.
+        """
+        text = self.text(name).lower() or (default if default is not None else "")
+        if text not in known:
+            hint = f"one of {', '.join(k for k in known if k)}"
+            found = repr(text) if text else "missing"
+            raise UserError(Problem(name, found, hint, line=self.line))
+        return known[text]
+
+
+@dataclass(frozen=True)
+class RunCase:
+    """A row with what it stands for.
+
+    ``layout`` is None where the row can't be expressed, and ``reason`` says why. ``candidates``
+    are layouts that the row leaves open (micro-batch not printed): the fastest one that fits
+    counts. ``last_fraction`` is the size of the last micro-batch relative to a whole one.
+    """
+
+    row: RunRow
+    layout: Layout | None
+    reason: str = ""
+    assumptions: tuple[str, ...] = ()
+    candidates: tuple[Layout, ...] = ()
+    last_fraction: float = 1.0
+
+
+def read_runs(path: Path) -> list[RunRow]:
+    """Rows of a CSV file.
+
+    Raises:
+        UserError: no such file, a directory, not UTF-8 text, no header, no rows.
+    """
+    try:
+        text = path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UserError(Problem("", f"can't be read: {reason}", source=str(path))) from None
+    reader = csv.DictReader(text.splitlines())
+    if not reader.fieldnames:
+        raise UserError(Problem("", "empty; a header row is needed", source=str(path)))
+    rows = [RunRow(reader.line_num, dict(cells)) for cells in reader]
+    if not rows:
+        raise UserError(Problem("", "has a header but no rows", source=str(path)))
+    return rows
+
+
+def run_case(row: RunRow, *, stack: str | None = None) -> RunCase:
+    """What one row stands for; a row that can't be expressed has a reason instead of a layout."""
+    notes: list[str] = []
+    try:
+        return _case(row, notes, stack)
+    except UserError as error:
+        text = "; ".join(f"{p.path}: {p.message}" if p.path else p.message for p in error.problems)
+        return RunCase(row, None, text, tuple(notes))
+
+
+def _case(row: RunRow, notes: list[str], stack_name: str | None) -> RunCase:
+    model = row_model(row, notes.append)
+    stack = load_stack(stack_name or row.text("stack"))
+    cluster = row_cluster(row, notes.append)
+    plan, micro_batches, fraction = _row_plan(row, model, cluster, stack.schedules, notes)
+    sequence = row.integer("seq_len")
+    if row.number("micro_batch") is None:
+        return _open_case(row, model, cluster, plan, stack.name, sequence, notes)
+    batch = plan.dp * plan.micro_batch * micro_batches
+    if plan.assignment:
+        batch = row.integer("global_batch")
+    layout = build_layout(model, Workload(sequence, batch), cluster, plan, stack)
+    return RunCase(row, layout, assumptions=tuple(notes), last_fraction=fraction)
+
+
+def _open_case(
+    row: RunRow,
+    model: ModelSpec,
+    cluster: Cluster,
+    plan: Plan,
+    stack: str,
+    sequence: int,
+    notes: list[str],
+) -> RunCase:
+    """A row without a micro-batch: all powers of two that divide the batch, interleaved or not."""
+    batch = row.integer("global_batch")
+    found = []
+    for micro_batch in (1, 2, 4, 8, 16):
+        for vpp in (1, 2, 3, 4) if plan.pp > 1 and not row.text("vpp") else (plan.vpp,):
+            whole = model.layers % (plan.pp * vpp) == 0
+            count = batch / (plan.dp * micro_batch)
+            if count % 1 or not whole or (vpp > 1 and count % plan.pp):
+                continue
+            schedule = "interleaved" if vpp > 1 else plan.schedule
+            tried = replace(plan, micro_batch=micro_batch, vpp=vpp, schedule=schedule)
+            found.append(
+                build_layout(model, Workload(sequence, batch), cluster, tried, load_stack(stack))
+            )
+    if not found:
+        raise UserError(Problem("micro_batch", "missing, and no power of two divides the batch"))
+    notes.append("micro-batch and interleaving not given: the fastest that fits")
+    return RunCase(row, found[0], assumptions=tuple(notes), candidates=tuple(found))
+
+
+def row_model(row: RunRow, note: Callable[[str], None]) -> ModelSpec:
+    """The transformer of a row: its family's form with the row's shape.
+
+    Raises:
+        UserError: unknown family, or a shape field missing.
+    """
+    family = row.choice("arch", {k: k for k in FAMILIES})
+    if family == "deepseek":
+        return _preset_cut(row, note)
+    heads, hidden = row.integer("heads"), row.integer("hidden")
+    if hidden % heads:
+        raise UserError(Problem("heads", f"{heads} doesn't divide hidden {hidden}"))
+    vocab = row.number("vocab")
+    if vocab is None:
+        note(f"vocabulary not given: {ASSUMED_VOCAB}")
+    experts = row.number("num_experts")
+    ffn = row.integer("ffn_hidden")
+    moe = None
+    if experts:
+        moe = MoeSpec(experts=int(experts), top_k=row.integer("topk"), ffn=ffn)
+    fields = dict(FAMILIES[family])
+    if fields.get("position") == "learned":
+        fields["max_positions"] = row.integer("seq_len")
+    return ModelSpec(
+        name=row.text("model") or f"{family}-{row.text('layers')}x{hidden}",
+        layers=row.integer("layers", 1), hidden=hidden, ffn=ffn, heads=heads,
+        kv_heads=row.integer("kv_heads", heads), head_dim=hidden // heads,
+        vocab=int(vocab if vocab is not None else ASSUMED_VOCAB), moe=moe, **fields,
+    )  # fmt: skip
+
+
+def _preset_cut(row: RunRow, note: Callable[[str], None]) -> ModelSpec:
+    """A DeepSeek model: latent attention is not in the row's columns, a preset has it."""
+    layers, hidden = row.integer("layers"), row.integer("hidden")
+    name = {5120: "deepseek-v2", 2048: "deepseek-v2-lite", 7168: "deepseek-v3"}.get(hidden)
+    if name is None:
+        raise UserError(Problem("hidden", f"{hidden} is no known DeepSeek width"))
+    note(f"latent attention and shared experts as in {name}")
+    model = preset(name).with_layers(layers)
+    assert model.moe is not None
+    moe = replace(model.moe, experts=row.integer("num_experts", model.moe.experts),
+                  top_k=row.integer("topk", model.moe.top_k))  # fmt: skip
+    return replace(model, vocab=row.integer("vocab", model.vocab), moe=moe)
+
+
+def row_cluster(row: RunRow, note: Callable[[str], None]) -> Cluster:
+    """The GPUs of a row: one node group for each GPU type named.
+
+    Raises:
+        UserError: unknown GPU, link or fabric, or counts that don't divide.
+    """
+    names = [n.strip() for n in row.text("gpu").split(";") if n.strip()]
+    if not names:
+        raise UserError(Problem("gpu", "missing", "a name that `gpumix gpus` lists"))
+    n_gpus = row.integer("n_gpus", 1)
+    per_node = min(row.integer("gpus_per_node", min(n_gpus, 8)), n_gpus)
+    if n_gpus % per_node:
+        raise UserError(Problem("n_gpus", f"{n_gpus} isn't a multiple of {per_node} per node"))
+    gpus = [hardware_db.gpu(name) for name in names]
+    nodes = n_gpus // per_node
+    fabric: FabricSpec | None = None
+    if nodes > 1:
+        words = row.text("inter_node")
+        if words:
+            fabric = hardware_db.parse_fabric(words)
+        else:
+            fabric = hardware_db.fabric(_usual_fabric(gpus[0]))
+            note(f"fabric not given: {fabric.title}")
+    if len(gpus) == 1:
+        node = _row_node(row, gpus[0], per_node, note)
+        return Cluster((NodeGroup("nodes", node, (gpus[0],) * per_node, nodes),), fabric)
+    if len(gpus) == n_gpus:
+        node = replace(_row_node(row, gpus[0], per_node, note), gpus=tuple(g.name for g in gpus))
+        return Cluster((NodeGroup("node", node, tuple(gpus), 1),), fabric)
+    raise UserError(Problem("gpu", f"{len(gpus)} types for {n_gpus} GPUs can't be placed"))
+
+
+def _usual_fabric(gpu: GpuSpec) -> str:
+    return "ndr-infiniband" if gpu.architecture in ("hopper", "blackwell") else "hdr-infiniband"
+
+
+def _row_node(row: RunRow, gpu: GpuSpec, per_node: int, note: Callable[[str], None]) -> NodeSpec:
+    """A server with the row's link, otherwise like the database's node with that GPU."""
+    same = [
+        hardware_db.node(n) for n in hardware_db.nodes()
+        if set(hardware_db.node(n).gpus) == {gpu.name}
+    ]  # fmt: skip
+    words = row.text("intra_node")
+    if words:
+        link = hardware_db.link(words).name
+    elif same:
+        link = same[0].intra_node
+        note(f"link inside the node not given: {link} as in {same[0].name}")
+    else:
+        raise UserError(Problem("intra_node", "missing", f"no node with {gpu.name} is known"))
+    base = next((n for n in same if n.intra_node == link), same[0] if same else None)
+    base = base or hardware_db.node("dgx-a100-80gb")
+    return replace(base, name=f"{gpu.name}-x{per_node}", gpus=(gpu.name,) * per_node,
+                   intra_node=link)  # fmt: skip
+
+
+def _row_plan(
+    row: RunRow, model: ModelSpec, cluster: Cluster, schedules: tuple[str, ...], notes: list[str]
+) -> tuple[Plan, int, float]:
+    """The plan, whole micro-batches per rank and the size of the last one."""
+    tp, pp, cp = row.integer("tp", 1), row.integer("pp", 1), row.integer("cp", 1)
+    vpp = row.integer("vpp", 1)
+    dp = row.integer("dp", max(cluster.n_gpus // (tp * pp * cp), 1))
+    precision = row.text("precision").lower()
+    if not precision:
+        precision = "fp16"
+        notes.append("precision not given: fp16")
+    if not row.text("recompute"):
+        notes.append("recomputation not given: none")
+    micro_batch = row.integer("micro_batch", 1)
+    count = row.number("grad_accum")
+    if count is None:
+        count = row.integer("global_batch", dp * micro_batch) / (dp * micro_batch)
+    whole = math.ceil(count - 1e-9)
+    fraction = 1.0 if abs(count - whole) < 1e-9 else count - math.floor(count)
+    schedule = "interleaved" if vpp > 1 else "1f1b"
+    plan = Plan(
+        dp=dp, tp=tp, pp=pp, vpp=vpp, cp=cp, ep=row.integer("ep", 1),
+        sequence_parallel=row.text("sp") in ("1", "1.0"), micro_batch=micro_batch,
+        schedule=schedule if schedule in schedules else "1f1b",
+        sharding=row.choice("sharding", _SHARDING, "none"),
+        recompute=row.choice("recompute", _RECOMPUTE, "none"), precision=precision,
+        optimizer=_optimizer(row.text("optimizer")),
+        attention=row.choice("attention", _ATTENTION), compile=row.text("compile") == "1",
+        stage_layers=_stage_layers(row, model, pp, notes),
+        assignment=_stage_assignment(row, cluster, pp),
+    )  # fmt: skip
+    if row.text("sharding") == "hsdp":
+        plan = replace(plan, shard_degree=len(cluster.groups[0].gpus))
+    return plan, max(whole, 1), fraction
+
+
+def _optimizer(text: str) -> str:
+    low = text.lower()
+    return "adamw" if "adam" in low or not low else low.split("/")[0].replace("decoupled_", "")
+
+
+def _stage_layers(
+    row: RunRow, model: ModelSpec, pp: int, notes: list[str]
+) -> tuple[int, ...] | None:
+    """Layers of each stage; where the ends count as blocks, they are taken off the ends."""
+    text = row.text("stage_layers")
+    if not text or pp == 1:
+        return None
+    try:
+        counts = [int(float(part)) for part in text.split("/")]
+    except ValueError:
+        raise UserError(Problem("stage_layers", f"{text!r} isn't numbers joined by /")) from None
+    if len(counts) != pp:
+        raise UserError(Problem("stage_layers", f"{text!r} doesn't name {pp} stages"))
+    if sum(counts) == model.layers + 2:
+        counts[0] -= 1
+        counts[-1] -= 1
+        notes.append("stage_layers counts embedding and head as layers")
+    if sum(counts) != model.layers:
+        raise UserError(
+            Problem("stage_layers", f"{text!r} sums to {sum(counts)}, not {model.layers}")
+        )
+    return tuple(counts)
+
+
+def _stage_assignment(row: RunRow, cluster: Cluster, pp: int) -> tuple[Assignment, ...]:
+    """Entries of a mixed pipeline from ``stage_gpus`` (stages by |, replicas by ;, GPUxTP)."""
+    text = row.text("stage_gpus")
+    if not text:
+        return ()
+    entries = []
+    for stage, part in enumerate(text.split("|")):
+        for replica in part.split(";"):
+            name, _, width = replica.strip().partition("x")
+            spec = hardware_db.gpu(name)
+            group = next((i for i, g in enumerate(cluster.groups) if spec in g.gpus), None)
+            if group is None:
+                raise UserError(Problem("stage_gpus", f"{name!r} isn't among the row's GPUs"))
+            entries.append(Assignment(group=group, gpu=spec.name, stage=stage, replicas=1,
+                                      tp=int(width or 1)))  # fmt: skip
+    if len({e.stage for e in entries}) != pp:
+        raise UserError(Problem("stage_gpus", f"names {len({e.stage for e in entries})} stages"))
+    return tuple(entries)
+
+
+def read_cases(path: Path, *, stack: str | None = None) -> Iterator[RunCase]:
+    """Every row of a file as a case, in file order."""
+    for row in read_runs(path):
+        yield run_case(row, stack=stack)
