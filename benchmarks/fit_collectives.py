@@ -4,14 +4,14 @@
 
 ``DIR/collectives.csv`` holds ``system, op, n_gpus, gpus_per_node, bytes, time_us``. Every second
 size of each series is held out: the fit never sees it and the errors are reported on it. Published
-long-message rates (``ANCHORS``) pin what the table's 64 MB cannot show. Few, bounded parameters per
-link kind; the loss is the mean absolute log ratio, which shrugs off the bimodal small messages.
+long-message rates and series (``collective_points.py``) pin what the table's 64 MB cannot show.
+Few, bounded parameters per link kind; the loss is the mean absolute log ratio, which shrugs off
+the bimodal small messages.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,22 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
+from benchmarks.collective_points import (
+    GIB,
+    HGX_H100,
+    NDM_V4,
+    NVLS_RATES,
+    OCI_A100,
+    P4D,
+    TABLE,
+    Row,
+    bus_rate,
+    h100_pair_rows,
+    oci_a100_rows,
+    read_rows,
+)
 from simulator.cost.collectives import (
+    ALL_REDUCE_ALGORITHMS,
     LinkParams,
     Network,
     Placement,
@@ -35,49 +50,38 @@ from simulator.cost.collectives import (
 FloatArray = npt.NDArray[np.float64]
 Entry = dict[str, Any]
 
-#: Bounds of every fitted parameter: physical, and wide enough not to bind in a good fit.
+#: Bounds of every fitted parameter, (inside a node, between nodes): physical, and wide enough not
+#: to bind in a good fit. A step inside a node takes at least NCCL's LL latency over NVLink, 0.6 us;
+#: one between nodes lies between its LL and simple latency over the network, 2.7 and 14 us
+#: (``src/graph/tuning.cc``).
 BOUNDS = {
-    "efficiency": (0.1, 0.95),
-    "p2p_efficiency": (0.1, 0.9),
-    "nvls_efficiency": (0.3, 0.95),
-    "latency_s": (0.3e-6, 30e-6),
-    "base_s": (2e-6, 60e-6),
-    "p2p_base_s": (2e-6, 60e-6),
-    "half_size_s": (1e-9, 300e-6),
+    "efficiency": ((0.1, 0.95), (0.1, 0.97)),
+    "p2p_efficiency": ((0.1, 0.9), (0.1, 0.97)),
+    "nvls_efficiency": ((0.3, 0.95), (0.3, 0.95)),
+    "latency_s": ((0.6e-6, 10e-6), (2.7e-6, 14e-6)),
+    "base_s": ((2e-6, 60e-6), (2e-6, 60e-6)),
+    "p2p_base_s": ((2e-6, 60e-6), (2e-6, 60e-6)),
+    "half_size_s": ((1e-8, 300e-6), (1e-8, 1e-3)),
 }
 
-OPS = {"all_reduce": all_reduce_s, "all_gather": all_gather_s, "all_to_all": all_to_all_s}
+#: Weight of rows below 1 MB: they measure launch and skew, scatter by a factor of two, and are a
+#: small part of training traffic.
+SMALL_ROW_WEIGHT = 0.3
 
-TABLE = "collectives.csv (microsoft/vidur profiling, MIT)"
-NCCL_ISSUE = (
-    "nccl-tests of an HGX H100 pair with 8 x 400 Gb/s InfiniBand (NVIDIA/nccl-tests issue 309)"
-)
-NDM_V4 = "microsoft/mscclpp, NDmv4 performance page, NCCL 2.17.1"
-OCI_A100 = "oracle-quickstart/oci-hpc-oke README, nccl-tests on 2 x BM.GPU4.8, 1,600 Gb/s RoCE"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measured time: op on ``n`` ranks, ``per_node`` of them in a node."""
-
-    series: str
-    op: str
-    n: int
-    per_node: int
-    bytes_: float
-    time_s: float
-    held_out: bool
+OPS = {"all_gather": all_gather_s, "all_to_all": all_to_all_s}
 
 
 @dataclass(frozen=True)
 class System:
-    """A measured machine: how its network follows from the entry under fit and those already fitted.
+    """A measured machine.
 
-    ``build`` returns the network from (entry under fit, finished entries by ``section/key``).
+    ``build`` returns its network from (entry under fit, finished entries by ``section/key``);
+    ``algorithms`` is what its all-reduce used, as far as its rates show.
     """
 
     rows: tuple[Row, ...]
     build: Callable[[Entry, dict[str, Entry]], Network]
+    algorithms: tuple[str, ...] = ALL_REDUCE_ALGORITHMS
 
 
 def link(
@@ -121,7 +125,7 @@ def on_fabric(
     return build
 
 
-def predict(net: Network, rows: Sequence[Row]) -> FloatArray:
+def predict(net: Network, rows: Sequence[Row], algorithms: tuple[str, ...]) -> FloatArray:
     """Model times of the rows, seconds."""
     times = np.empty(len(rows))
     for op in {r.op for r in rows}:
@@ -129,87 +133,15 @@ def predict(net: Network, rows: Sequence[Row]) -> FloatArray:
         size = np.array([rows[i].n for i in at])
         members = np.array([rows[i].per_node for i in at])
         sent = np.array([rows[i].bytes_ for i in at])
+        # nccl-tests and the table run one group at a time.
+        group = Placement(size, members, np.ones_like(size))
         if op == "send_recv":
             times[at] = send_recv_s(net, sent, members == 1, senders_per_node=1)
+        elif op == "all_reduce":
+            times[at] = all_reduce_s(net, group, sent, algorithms=algorithms)
         else:
-            # nccl-tests and the table run one group at a time.
-            group = Placement(size, members, np.ones_like(size))
             times[at] = OPS[op](net, group, sent)
     return times
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Rows of the table; odd positions of every series by size are held out."""
-    with path.open(newline="", encoding="utf-8") as file:
-        raw = list(csv.DictReader(file))
-    raw.sort(key=lambda r: (r["system"], r["op"], r["n_gpus"], r["gpus_per_node"], int(r["bytes"])))
-    rows: list[Row] = []
-    count: dict[str, int] = {}
-    for r in raw:
-        series = f"{r['system']} {r['op']} {r['n_gpus']}/{r['gpus_per_node']}"
-        seen = count.get(series, 0)
-        count[series] = seen + 1
-        rows.append(
-            Row(
-                series,
-                r["op"],
-                int(r["n_gpus"]),
-                int(r["gpus_per_node"]),
-                float(r["bytes"]),
-                float(r["time_us"]) * 1e-6,
-                seen % 2 == 1,
-            )
-        )
-    return rows
-
-
-def published(
-    source: str, op: str, n: int, per_node: int, points: Sequence[tuple[float, float]]
-) -> list[Row]:
-    """Rows of a published series of (bytes, microseconds); every second one is held out."""
-    return [
-        Row(f"{source} {op} {n}/{per_node}", op, n, per_node, size, us * 1e-6, i % 2 == 1)
-        for i, (size, us) in enumerate(points)
-    ]
-
-
-def bus_rate(
-    source: str, op: str, n: int, per_node: int, size: float, gb_per_s: float
-) -> list[Row]:
-    """One published bus bandwidth as a row that is fitted (nccl-tests' definition of busbw)."""
-    factor = (2 if op == "all_reduce" else 1) * (n - 1) / n
-    seconds = factor * size / (gb_per_s * 1e9)
-    return [Row(f"{source} {op} {n}/{per_node}", op, n, per_node, size, seconds, False)]
-
-
-MIB, GIB = 2.0**20, 2.0**30
-
-
-def h100_pair_rows() -> list[Row]:
-    """All-reduce of 2 and 4 HGX H100 nodes, out of place."""
-    two = [
-        (MIB, 71.93), (2 * MIB, 76.24), (4 * MIB, 94.38), (8 * MIB, 132.6), (16 * MIB, 185.4),
-        (32 * MIB, 267.9), (64 * MIB, 466.1), (128 * MIB, 748.3), (256 * MIB, 1282.8),
-        (512 * MIB, 2357.6), (GIB, 4484.9), (2 * GIB, 8729.8), (8 * GIB, 34381.0),
-    ]  # fmt: skip
-    four = [
-        (MIB, 82.17), (4 * MIB, 151.1), (8 * MIB, 217.3), (16 * MIB, 259.6), (32 * MIB, 376.0),
-        (64 * MIB, 579.1), (128 * MIB, 990.7), (256 * MIB, 1768.0), (512 * MIB, 3109.0),
-        (GIB, 5808.8), (2 * GIB, 11508.0), (8 * GIB, 45606.0),
-    ]  # fmt: skip
-    return published("HGX H100", "all_reduce", 16, 8, two) + published(
-        "HGX H100", "all_reduce", 32, 8, four
-    )
-
-
-def oci_a100_rows() -> list[Row]:
-    """All-reduce of 2 A100 nodes on RoCE, out of place."""
-    points = [
-        (MIB, 85.58), (2 * MIB, 99.19), (4 * MIB, 127.0), (8 * MIB, 174.3), (16 * MIB, 282.7),
-        (32 * MIB, 452.3), (64 * MIB, 821.7), (128 * MIB, 1542.0), (GIB, 9187.8),
-        (2 * GIB, 18289.0), (4 * GIB, 34176.0), (8 * GIB, 67689.0),
-    ]  # fmt: skip
-    return published("OCI A100", "all_reduce", 16, 8, points)
 
 
 def minimise(
@@ -243,37 +175,48 @@ def minimise(
     return points[best], values[best]
 
 
-def _bounded(names: Sequence[str], x: FloatArray) -> Entry:
+def _bounded(names: Sequence[str], x: FloatArray, level: int) -> Entry:
     """Unconstrained numbers as parameters inside their bounds (logistic in log space)."""
     out: Entry = {}
     for name, value in zip(names, x, strict=True):
-        low, high = (math.log(b) for b in BOUNDS[name])
+        low, high = (math.log(b) for b in BOUNDS[name][level])
         out[name] = math.exp(low + (high - low) / (1 + math.exp(-min(max(value, -30), 30))))
     return out
 
 
 def fit(
-    names: Sequence[str], fixed: Entry, systems: Sequence[System], done: dict[str, Entry]
+    names: Sequence[str],
+    fixed: Entry,
+    systems: Sequence[System],
+    done: dict[str, Entry],
+    level: int,
 ) -> Entry:
-    """Parameters ``names`` that bring the fitted rows of ``systems`` closest; best of 6 starts."""
+    """Parameters ``names`` that bring the fitted rows of ``systems`` closest; best of 6 starts.
+
+    ``level`` picks the bounds: 0 inside a node, 1 between nodes.
+    """
     parts = [(s, [r for r in s.rows if not r.held_out]) for s in systems]
     measured = [np.array([r.time_s for r in rows]) for _, rows in parts]
+    weights = [np.where([r.bytes_ < 1e6 for r in rows], SMALL_ROW_WEIGHT, 1.0) for _, rows in parts]
 
     def loss(x: FloatArray) -> float:
-        entry = {**fixed, **_bounded(names, x)}
+        entry = {**fixed, **_bounded(names, x, level)}
         # Every series weighs the same, however many sizes it has.
         total, series = 0.0, 0
-        for (system, rows), times in zip(parts, measured, strict=True):
-            ratio = np.abs(np.log(predict(system.build(entry, done), rows) / times))
+        for (system, rows), times, weight in zip(parts, measured, weights, strict=True):
+            ratio = np.abs(
+                np.log(predict(system.build(entry, done), rows, system.algorithms) / times)
+            )
             for label in {r.series for r in rows}:
-                total += float(ratio[[r.series == label for r in rows]].mean())
+                at = np.array([r.series == label for r in rows])
+                total += float(np.average(ratio[at], weights=weight[at]))
                 series += 1
         return total / series + 1e-4 * float(np.sum(x**2))
 
     rng = np.random.default_rng(7)
     starts = [np.zeros(len(names))] + [rng.normal(0, 1, len(names)) for _ in range(5)]
     best = min((minimise(loss, s) for s in starts), key=lambda result: result[1])
-    return {k: float(f"{v:.3g}") for k, v in _bounded(names, best[0]).items()}
+    return {k: float(f"{v:.3g}") for k, v in _bounded(names, best[0], level).items()}
 
 
 def errors(systems: Sequence[System], entry: Entry, done: dict[str, Entry]) -> dict[str, Entry]:
@@ -284,7 +227,7 @@ def errors(systems: Sequence[System], entry: Entry, done: dict[str, Entry]) -> d
         if not rows:
             continue
         times = np.array([r.time_s for r in rows])
-        error = np.abs(predict(system.build(entry, done), rows) / times - 1)
+        error = np.abs(predict(system.build(entry, done), rows, system.algorithms) / times - 1)
         large = np.array([r.bytes_ >= 1e6 for r in rows])
         for label in sorted({r.series for r in rows}):
             at = np.array([r.series == label for r in rows])
@@ -306,15 +249,16 @@ def _family_nvswitch3(table: list[Row]) -> list[System]:
 
 
 def _family_nvswitch4(table: list[Row]) -> list[System]:
+    """The table's rates are a ring's (365 GB/s at 64 MB on 8 GPUs); in-switch rates are newer."""
     rows = [r for r in table if r.series.startswith("h100_dgx") and r.per_node == r.n]
-    source = "NVIDIA/nccl issue 1455"
-    ring = bus_rate(source, "all_gather", 8, 8, 4 * GIB, 368.0)
+    rows += bus_rate(NVLS_RATES, "all_gather", 8, 8, 4 * GIB, 368.0)
     in_switch = [
         row
         for n, rate in ((4, 370.0), (6, 440.0), (8, 480.0))
-        for row in bus_rate(source, "all_reduce", n, n, 4 * GIB, rate)
+        for row in bus_rate(NVLS_RATES, "all_reduce", n, n, 4 * GIB, rate)
     ]
-    return [System(tuple(rows + ring + in_switch), switched("nvswitch4", 450e9, nvls=True))]
+    build = switched("nvswitch4", 450e9, nvls=True)
+    return [System(tuple(rows), build, ("ring",)), System(tuple(in_switch), build)]
 
 
 def _family_pairs(table: list[Row]) -> list[System]:
@@ -340,19 +284,36 @@ def _family_between_pairs(table: list[Row]) -> list[System]:
 
 
 def _family_infiniband(table: list[Row]) -> list[System]:
+    """NDmv4's all-reduce stays below the NIC rate, so it was a ring."""
     h100 = [r for r in table if r.series == "h100_dgx send_recv 2/1"] + h100_pair_rows()
     a100 = bus_rate(NDM_V4, "all_gather", 16, 8, 4 * GIB, 186.01)
     a100 += bus_rate(NDM_V4, "all_reduce", 16, 8, 4 * GIB, 188.18)
     a100 += bus_rate(NDM_V4, "all_to_all", 16, 8, 4 * GIB, 37.81)
-    return [
-        System(tuple(h100), on_fabric("infiniband", "links/nvswitch4", 450e9, True, 50e9)),
-        System(tuple(a100), on_fabric("infiniband", "links/nvswitch3", 300e9, False, 25e9)),
-    ]
+    ndr = on_fabric("infiniband", "links/nvswitch4", 450e9, True, 50e9)
+    hdr = on_fabric("infiniband", "links/nvswitch3", 300e9, False, 25e9)
+    return [System(tuple(h100), ndr), System(tuple(a100), hdr, ("ring",))]
 
 
 def _family_roce(table: list[Row]) -> list[System]:
     build = on_fabric("roce", "links/nvswitch3", 300e9, False, 25e9)
-    return [System(tuple(oci_a100_rows()), build)]
+    ring, tree = oci_a100_rows()
+    older = bus_rate("oracle-quickstart, NCCL 2.14", "all_reduce", 16, 8, 10 * GIB, 180.06)
+    return [System((*ring, *older), build, ("ring",)), System(tuple(tree), build)]
+
+
+def _family_staged(table: list[Row]) -> list[System]:
+    """The table's A100 fabric. Its rate stops growing at four GPUs per node: four NICs.
+
+    The machines and NICs aren't named; 100 Gb/s each is assumed, so the fractions are relative.
+    """
+    build = on_fabric("staged", "links/nvswitch3", 300e9, False, 12.5e9, nics=4)
+    rows = [
+        r
+        for r in table
+        if r.series.startswith("a100_dgx")
+        and ((r.per_node < r.n and r.op == "all_reduce") or r.series.endswith("send_recv 2/1"))
+    ]
+    return [System(tuple(rows), build, ("ring",))]
 
 
 #: section/key, fitted parameters, fixed parameters, rows, source.
@@ -377,7 +338,7 @@ FITTED: tuple[tuple[str, tuple[str, ...], Entry, Callable[[list[Row]], list[Syst
         ),
         {},
         _family_nvswitch4,
-        f"{TABLE}: h100_dgx inside a node; 4 GiB bus rates of ring and NVLS: NVIDIA/nccl issue 1455",
+        f"{TABLE}: h100_dgx inside a node; 4 GiB bus rates of ring and NVLS: {NVLS_RATES}",
     ),
     (
         "links/nvlink-pairs",
@@ -398,7 +359,7 @@ FITTED: tuple[tuple[str, tuple[str, ...], Entry, Callable[[list[Row]], list[Syst
         ("efficiency", "p2p_efficiency", "latency_s", "base_s", "p2p_base_s", "half_size_s"),
         {},
         _family_infiniband,
-        f"{TABLE}: h100_dgx between nodes; NVIDIA/nccl-tests issue 309 (2 and 4 HGX H100); {NDM_V4}",
+        f"{TABLE}: h100_dgx send/receive; {HGX_H100}; {NDM_V4}",
     ),
     (
         "fabrics/roce",
@@ -406,6 +367,13 @@ FITTED: tuple[tuple[str, tuple[str, ...], Entry, Callable[[list[Row]], list[Syst
         {"p2p_efficiency": 0.72, "p2p_base_s": 18e-6},
         _family_roce,
         f"{OCI_A100}; point-to-point as InfiniBand",
+    ),
+    (
+        "fabrics/staged",
+        ("efficiency", "p2p_efficiency", "latency_s", "base_s", "p2p_base_s", "half_size_s"),
+        {},
+        _family_staged,
+        f"{TABLE}: a100_dgx between nodes, taken as four 100 Gb/s NICs through host memory",
     ),
 )
 
@@ -415,6 +383,7 @@ def _assumed(done: dict[str, Entry]) -> dict[str, Entry]:
     a100 = {k: done["links/nvswitch3"][k] for k in _NAMES}
     h100 = {k: done["links/nvswitch4"][k] for k in (*_NAMES, "nvls_efficiency")}
     infiniband = {k: done["fabrics/infiniband"][k] for k in _NAMES}
+    efa = {k: done["fabrics/staged"][k] for k in _NAMES}
     pcie = {
         "efficiency": 0.25,
         "p2p_efficiency": 0.7,
@@ -423,50 +392,58 @@ def _assumed(done: dict[str, Entry]) -> dict[str, Entry]:
         "p2p_base_s": 10e-6,
         "half_size_s": 5e-6,
     }
+    host = {**pcie, "p2p_efficiency": 0.3, "base_s": 60e-6, "p2p_base_s": 30e-6}
     tcp = {"latency_s": 25e-6, "base_s": 45e-6, "p2p_base_s": 25e-6, "half_size_s": 50e-6}
-    zorse = "Zorse's 4-GPU PCIe box (benson-guo/zorse): 472.7 MB gathered in 90.1 ms, 11.1 GB/s pairwise"
-    sailor = "Sailor (eth-easl/sailor, model_networking.py)"
     return {
         "links/nvswitch": _entry(a100, "assumed", "as the third NVSwitch generation"),
         "links/nvswitch5": _entry(h100, "assumed", "as the fourth NVSwitch generation"),
-        "links/nvlink": _entry(
-            a100, "assumed", "direct NVLink between all GPUs, as behind a switch"
-        ),
+        "links/nvlink": _entry(a100, "assumed", "direct NVLink between all GPUs, as a switch"),
         "links/nvlink-mesh": _entry(
-            {**a100, "efficiency": 0.9},
+            {**a100, "efficiency": 0.91},
             "measured",
             "1 GiB all-reduce of 8 V100: 135.5 of 150 GB/s (oracle-quickstart/oci-hpc-oke); "
             "latencies as NVSwitch",
         ),
-        "links/pcie": _entry(pcie, "paper", f"{zorse}: a ring gets a third of a pair"),
+        "links/xgmi": _entry(
+            {**a100, "efficiency": 0.8},
+            "measured",
+            "16 GiB all-reduce of 8 MI325X with RCCL: 357 of 448 GB/s (ROCm 6.4 notes on GitHub); "
+            "latencies as NVSwitch",
+        ),
+        "links/pcie": _entry(
+            pcie,
+            "paper",
+            "Zorse's 4-GPU PCIe box (benson-guo/zorse): 472.7 MB gathered in 90.1 ms, 11.1 GB/s "
+            "between two, so a ring gets a third of a pair; boxes with PCIe switches do better "
+            "(8 RTX 5090: 28 of 63 GB/s, NVIDIA/nccl issue 1639)",
+        ),
         "links/pcie-two": _entry(
-            {**pcie, "efficiency": 0.5}, "assumed", "two GPUs share the root between two directions"
+            {**pcie, "efficiency": 0.5}, "assumed", "both directions share the root of two GPUs"
         ),
-        "links/host": _entry(
-            {**pcie, "p2p_efficiency": 0.3, "base_s": 60e-6, "p2p_base_s": 30e-6},
-            "assumed",
-            "gloo through host memory",
-        ),
-        "links/host-two": _entry(
-            {**pcie, "p2p_efficiency": 0.3, "base_s": 60e-6, "p2p_base_s": 30e-6},
-            "assumed",
-            "gloo through host memory",
+        "links/host": _entry(host, "assumed", "gloo through host memory"),
+        "links/host-two": _entry(host, "assumed", "gloo through host memory"),
+        "fabrics/efa-p4d": _entry(
+            {**efa, "efficiency": 0.6, "p2p_efficiency": 0.6},
+            "paper",
+            f"{P4D}: 1 GiB all-reduce of 3 and 4 nodes at 31.8 and 29.6 of 50 GB/s; latencies as "
+            "the table's A100 fabric",
         ),
         "fabrics/efa": _entry(
-            {**infiniband, "efficiency": 0.8, "latency_s": 15e-6, "p2p_base_s": 30e-6},
+            {**efa, "efficiency": 0.8, "p2p_efficiency": 0.75},
             "assumed",
-            "SRD over Ethernet: below InfiniBand in rate, about twice its latency",
+            "later EFA generations: rate between p4d's and InfiniBand's, latencies as p4d's",
         ),
         "fabrics/slingshot": _entry(
             {**infiniband, "efficiency": 0.9, "p2p_efficiency": 0.9},
             "paper",
-            f"{sailor}: 92.6 GB/s of four 25 GB/s NICs on GH200; latencies as InfiniBand",
+            "Sailor (eth-easl/sailor, model_networking.py): 92.6 GB/s of four 25 GB/s NICs on "
+            "GH200; latencies as InfiniBand",
         ),
         "fabrics/ethernet": _entry(
             {**tcp, "efficiency": 0.8, "p2p_efficiency": 0.75},
             "paper",
-            f"{sailor}: 2.42 of 3 GB/s on one-GPU A100 machines; latencies near the table's 25 Gb/s "
-            "boxes (21-37 us small, 0.72 of the rate at 64 MB)",
+            "Sailor (eth-easl/sailor, model_networking.py): 2.42 of 3 GB/s on one-GPU A100 "
+            "machines; latencies near the table's A40 boxes (21-37 us small)",
         ),
     }
 
@@ -484,7 +461,7 @@ def fit_all(table: list[Row]) -> tuple[dict[str, Entry], dict[str, Entry]]:
     report: dict[str, Entry] = {}
     for key, names, fixed, family, source in FITTED:
         systems = family(table)
-        entry = {**fixed, **fit(names, fixed, systems, done)}
+        entry = {**fixed, **fit(names, fixed, systems, done, int(key.startswith("fabrics")))}
         report.update(errors(systems, entry, done))
         done[key] = _entry(entry, "measured", source)
     done.update(_assumed(done))
@@ -500,7 +477,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     done, report = fit_all(read_rows(args.data / "collectives.csv"))
     document: Entry = {
         "made_by": "python -m benchmarks.fit_collectives",
-        "meaning": "fractions of the datasheet rate; seconds; half_size_s x rate = half-rate message",
+        "meaning": "fractions of the datasheet rate; seconds; half_size_s times the rate in bytes",
         "links": {},
         "fabrics": {},
         "held_out_errors": report,

@@ -197,7 +197,8 @@ def network(
     """
     table = calibration if calibration is not None else link_calibration()
     link = link if link is not None else hardware_db.link(node.intra_node)
-    own = gpu.nvlink_bytes_per_s if link.kind.startswith("nv") else gpu.pcie_bytes_per_s
+    direct = link.kind.startswith(("nv", "xgmi"))
+    own = gpu.nvlink_bytes_per_s if direct else gpu.pcie_bytes_per_s
     cap = own if own > 0 else link.bytes_per_s
     intra, pair = _inside(table, link, cap)
     if fabric is None or fabric.nic_bytes_per_s <= 0:
@@ -206,7 +207,8 @@ def network(
     total = fabric.nic_bytes_per_s * nics
     # A GPU alone drives one NIC, or the NICs that belong to it where a node has more than GPUs.
     alone = max(fabric.nic_bytes_per_s, total / node.n_gpus)
-    inter = link_params(table["fabrics"], fabric_key(fabric), alone, fabric.latency_s)
+    key = fabric.name if fabric.name in table["fabrics"] else fabric_kind(fabric)
+    inter = link_params(table["fabrics"], key, alone, fabric.latency_s)
     return Network(
         intra=intra,
         pair=pair,
@@ -226,14 +228,13 @@ def _inside(
     key = link.name if link.name in links else link.kind
     rate = min(link.bytes_per_s, cap_bytes_per_s)
     pair_rate = min(link.pair_bytes_per_s, rate)
-    whole = link_params(links, key, rate, link.latency_s, switch=link.switch, nvls=link.nvls)
+    whole = link_params(links, key, rate, switch=link.switch, nvls=link.nvls)
     pair = replace(whole, bytes_per_s=pair_rate, nvls=False)
     if link.kind == "nvlink-pairs":
         # Three or more GPUs: each pair owns a bridge, the ring crosses PCIe between pairs.
-        many = link_params(links, "pcie-between-pairs", link.crossing_bytes_per_s, link.latency_s)
-        return many, pair
+        return link_params(links, "pcie-between-pairs", link.crossing_bytes_per_s), pair
     if link.kind in _SHARED_KINDS:
-        pair = link_params(links, f"{link.kind}-two", pair_rate, link.latency_s)
+        pair = link_params(links, f"{link.kind}-two", pair_rate)
     return whole, pair
 
 
@@ -241,14 +242,14 @@ def link_params(
     entries: dict[str, Any],
     key: str,
     bytes_per_s: float,
-    datasheet_latency_s: float = 0.0,
+    least_latency_s: float = 0.0,
     *,
     switch: bool = False,
     nvls: bool = False,
 ) -> LinkParams:
     """Link of rate ``bytes_per_s`` with the fractions and latencies of ``entries[key]``.
 
-    The step latency is at least the link's own: a slow long-distance fabric stays slow.
+    A step takes at least ``least_latency_s``: a fabric between sites stays slow.
 
     Raises:
         UserError: no such entry.
@@ -264,9 +265,9 @@ def link_params(
         bytes_per_s=float(bytes_per_s),
         efficiency=float(entry["efficiency"]),
         p2p_efficiency=float(entry["p2p_efficiency"]),
-        latency_s=max(float(entry["latency_s"]), float(datasheet_latency_s)),
+        latency_s=max(float(entry["latency_s"]), least_latency_s),
         base_s=float(entry["base_s"]),
-        p2p_base_s=max(float(entry["p2p_base_s"]), float(datasheet_latency_s)),
+        p2p_base_s=max(float(entry["p2p_base_s"]), least_latency_s),
         half_size_bytes=float(entry["half_size_s"]) * float(bytes_per_s),
         switch=switch,
         nvls=nvls and float(entry.get("nvls_efficiency", 0.0)) > 0,
@@ -274,12 +275,16 @@ def link_params(
     )
 
 
-def fabric_key(fabric: FabricSpec) -> str:
-    """Entry of the calibration that describes ``fabric``; RDMA over Ethernet counts as RoCE."""
+def fabric_kind(fabric: FabricSpec) -> str:
+    """Entry of the calibration for the kind of ``fabric``.
+
+    RDMA over Ethernet counts as RoCE; InfiniBand and RoCE NICs that cannot read GPU memory are
+    ``staged`` through the host.
+    """
     if fabric.kind == "ethernet" and fabric.rdma:
         return "roce"
     if fabric.kind in ("infiniband", "roce") and not fabric.rdma:
-        return "ethernet"
+        return "staged"
     return fabric.kind
 
 
