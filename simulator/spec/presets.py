@@ -23,6 +23,8 @@ _PARTS: dict[str, Any] = {"moe": MoeSpec, "mla": MlaSpec, "vision": VisionSpec}
 _FIELDS = frozenset(f.name for f in fields(ModelSpec)) - {"name", "warnings"}
 _REQUIRED = ("layers", "hidden", "heads", "source")
 _MODEL_KEY = re.compile(r"  (\S+):\s*$")
+#: Endings that name a tuning or a file format of the same model.
+_VARIANT = re.compile(r"[-_](instruct|chat|base|it|pt|hf)([-_].*)?$", re.IGNORECASE)
 _ALIASES = re.compile(r"aliases: \[([^\]]*)\]")
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -67,7 +69,7 @@ def preset(name: str) -> ModelSpec:
     Raises:
         UserError: no preset has this name; lists the near ones.
     """
-    entry = _index().get(simplified(name))
+    entry = _index().get(simplified(name)) or _index().get(simplified(_VARIANT.sub("", name)))
     if entry is None:
         names = preset_names()
         close = nearest(name, list(names)) if 0 < len(name) <= 100 else []
@@ -102,7 +104,7 @@ def _row(model: ModelSpec) -> PresetRow:
 
 
 def simplified(name: str) -> str:
-    """A spelling without case, separators and vendor: ``meta-llama/Llama-3.1-8B`` -> ``llama318b``.
+    """Without case, separators and vendor: ``meta-llama/Llama-3.1-8B`` -> ``llama3.18b``.
 
     Dots stay where they part digits, since 1.3b and 13b are two models.
     """
