@@ -203,6 +203,7 @@ def add_pipelines(
     overlap = layout.stack.overlap
     works = [chunk_works(t, layout.classes[c], overlap.fsdp_prefetch) for c, t in enumerate(times)]
     gathers, exposed = _add_param_gathers(builder, works, lanes, overlap.param_gather)
+    mark = overlap.dp > 0.0 and any(w.grad_reduce_s > 0.0 for chunks in works for w in chunks)
     passes: list[list[_Passes]] = []
     for row in lanes:
         pp, chunks = len(row), len(works[row[0].rank_class])
@@ -210,7 +211,6 @@ def add_pipelines(
         schedule = add_send_recv(pipeline_schedule(layout.plan.schedule, pp, chunks, count))
         built = [_Passes(builder, lane, times[lane.rank_class], pp, overlap.pp) for lane in row]
         for lane, rank, actions in zip(row, built, schedule, strict=True):
-            mark = overlap.dp > 0.0 and any(w.grad_reduce_s > 0.0 for w in works[lane.rank_class])
             rank.run(actions, works[lane.rank_class], gathers, mark)
         _join(builder, built, overlap.pp)
         passes.append(built)

@@ -111,12 +111,13 @@ def add_sharded(
         raise UserError("all ranks of a fully sharded plan need the same units")
     lists = [_issue_order(layout, n_units, n, max(counts)) for n in counts]
     last_reduce: list[int] = []
-    gathered: dict[int, int | None] = {}
+    gathered: dict[tuple[int, int], int | None] = {}
+    is_layered = layout.plan.schedule == "layered"
     visits = [0] * n_units
     for segments in zip(*(_segments(actions) for actions in lists), strict=True):
         for rank, (passes, _) in zip(ranks, segments, strict=True):
             for action in passes:
-                rank.compute(action, gathered[action.stage])
+                rank.compute(action, gathered[action.stage, _visit_of(action, is_layered)])
         collective = segments[0][1]
         if collective is None:
             continue
@@ -124,11 +125,17 @@ def add_sharded(
         seconds = max(_collective_s(rank.units[unit], collective, visits[unit]) for rank in ranks)
         task = _add_collective(builder, ranks, collective, to_ns(seconds))
         if collective.kind is Kind.UNSHARD:
-            gathered[unit] = task
+            gathered[unit, visits[unit]] = task
             visits[unit] += 1
         elif task is not None:
             last_reduce = [task]
     return {0: last_reduce}
+
+
+def _visit_of(action: Action, is_layered: bool) -> int:
+    """Which visit of its unit a pass belongs to: forward and backward by turns."""
+    rounds = 0 if is_layered or action.micro_batch is None else action.micro_batch
+    return 2 * rounds + (action.kind is Kind.B)
 
 
 def _issue_order(layout: Layout, units: int, micro_batches: int, rounds: int) -> tuple[Action, ...]:

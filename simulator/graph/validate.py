@@ -1,4 +1,4 @@
-"""Checks of schedules and step graphs that say which cell is wrong and print the table around it."""
+"""Checks of schedules and step graphs: they name the bad cell and print the table around it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A rank's list is in issue order. Communication runs in that order beside the computation:
 ``UNSHARD`` may start when the computation before it in the list is finished, ``REDUCE_GRAD``
-likewise, and a pass needs its unit's last ``UNSHARD``.
+likewise, and the passes of a unit's n-th visit need its n-th ``UNSHARD``.
 """
 
 from __future__ import annotations
