@@ -7,10 +7,16 @@ Each check adds what it finds to the collector, with the field that a person wou
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 
 from hardware_db.schema import GpuSpec
 from simulator.errors import UserError
+from simulator.spec.checks_assignment import (
+    check_assignment_batches,
+    check_assignment_gpus,
+    check_assignment_layers,
+    check_state_shares,
+    check_uneven,
+)
 from simulator.spec.layout import build_layout, stage_layer_counts
 from simulator.spec.plan import Plan, Recompute, Sharding
 from simulator.spec.problems import Collector
@@ -18,8 +24,6 @@ from simulator.spec.resolve_plan import Case
 from simulator.spec.yaml_source import FieldPath
 
 Check = Callable[[Case, Plan, Collector], None]
-
-_SHARE_TOLERANCE = 1e-6
 
 
 def _at(key: str) -> FieldPath:
@@ -111,30 +115,6 @@ def check_layers(case: Case, plan: Plan, report: Collector) -> None:
             _at("pp"),
             f"{layers} layers do not divide by pp x vpp = {chunks}: stages hold {short} layers, "
             "the first and the last the fewest",
-        )
-    _check_assigned_layers(case, plan, report)
-
-
-def _check_assigned_layers(case: Case, plan: Plan, report: Collector) -> None:
-    per_stage: dict[int, set[int]] = {}
-    for a in plan.assignment:
-        if a.layers is not None:
-            per_stage.setdefault(a.stage or 0, set()).add(a.layers)
-    if not per_stage:
-        return
-    for stage, counts in per_stage.items():
-        if len(counts) > 1:
-            report.error(
-                _at("assignment"),
-                f"entries of stage {stage} hold {sorted(counts)} layers",
-                "the same number in each replica of a stage",
-            )
-    total = sum(max(counts) for counts in per_stage.values())
-    if len(per_stage) == plan.pp and total != case.model.layers:
-        report.error(
-            _at("assignment"),
-            f"layers of the stages sum to {total}, {case.model.name} has {case.model.layers}",
-            f"numbers that sum to {case.model.layers}",
         )
 
 
@@ -316,80 +296,6 @@ def check_precision(case: Case, plan: Plan, report: Collector) -> None:
             )
 
 
-def check_assignment_gpus(case: Case, plan: Plan, report: Collector) -> None:
-    """Entries draw no more GPUs than their group has; GPUs left over are named."""
-    drawn: dict[tuple[int, str], int] = {}
-    for a in plan.assignment:
-        key = (a.group, a.gpu or "")
-        drawn[key] = drawn.get(key, 0) + (a.replicas or 0) * (a.tp or plan.tp) * plan.cp
-    if not drawn:
-        return
-    for index, group in enumerate(case.cluster.groups):
-        for name in dict.fromkeys(gpu.name for gpu in group.gpus):
-            have = sum(gpu.name == name for gpu in group.gpus) * group.count
-            used = drawn.get((index, name), 0)
-            if used > have:
-                report.error(
-                    _at("assignment"),
-                    f"uses {used} {name} of group {index}, which has {have}",
-                    "fewer replicas",
-                )
-            elif used < have:
-                report.warn(_at("assignment"), f"{have - used} {name} of group {index} stay idle")
-
-
-def check_assignment_batches(case: Case, plan: Plan, report: Collector) -> None:
-    """The ranks' batches sum to the global batch, in every stage."""
-    totals: dict[int, int] = {}
-    for a in plan.assignment:
-        size = prod(part or 0 for part in (a.replicas, a.micro_batch, a.count))
-        totals[a.stage or 0] = totals.get(a.stage or 0, 0) + size
-    for stage, total in totals.items():
-        if total != case.workload.global_batch:
-            where = f" in stage {stage}" if len(totals) > 1 else ""
-            report.error(
-                _at("assignment"),
-                f"replicas x micro_batch x count sum to {total} sequences{where}, "
-                f"workload.global_batch is {case.workload.global_batch}",
-                f"batches that sum to {case.workload.global_batch}",
-            )
-
-
-def check_state_shares(case: Case, plan: Plan, report: Collector) -> None:
-    """Shares of the training state sum to one for each sharded copy."""
-    del case
-    stages = {a.stage or 0 for a in plan.assignment}
-    for stage in sorted(stages):
-        entries = [a for a in plan.assignment if (a.stage or 0) == stage]
-        given = [a for a in entries if a.state_share is not None]
-        if not given:
-            continue
-        if plan.sharding == Sharding.NONE:
-            report.error(_at("sharding"), "state shares are given, but nothing is sharded", "zero3")
-            return
-        ranks = sum(a.replicas or 0 for a in entries) * plan.cp
-        copies = ranks / (plan.shard_degree or ranks)
-        total = sum((a.state_share or 0.0) * (a.replicas or 0) * plan.cp for a in given)
-        is_all = len(given) == len(entries)
-        if (is_all and abs(total - copies) > _SHARE_TOLERANCE) or total > copies + _SHARE_TOLERANCE:
-            report.error(
-                _at("assignment"),
-                f"state shares sum to {total:.6g} over the ranks",
-                f"shares that sum to {copies:g}, or state_share: even",
-            )
-
-
-def check_uneven(case: Case, plan: Plan, report: Collector) -> None:
-    """Only some stacks run different batches on different ranks."""
-    kinds = {(a.micro_batch, a.count, a.state_share) for a in plan.assignment if not a.stage}
-    if len(kinds) > 1 and not case.stack.uneven_batches:
-        report.error(
-            ("stack",),
-            f"{case.stack.name} gives every rank the same batch and share",
-            "stack: gpumix, or equal entries",
-        )
-
-
 def check_layout(case: Case, plan: Plan, report: Collector) -> None:
     """The plan can be laid on the cluster's GPUs (the last check: only where the rest holds)."""
     if not report.problems:
@@ -402,6 +308,7 @@ def check_layout(case: Case, plan: Plan, report: Collector) -> None:
 CHECKS: tuple[Check, ...] = (
     check_heads,
     check_layers,
+    check_assignment_layers,
     check_batch,
     check_sequence,
     check_experts,

@@ -18,7 +18,7 @@ from simulator.errors import UserError
 from simulator.spec.cluster import NodeGroup
 from simulator.spec.model import ModelSpec
 from simulator.spec.plan import Assignment, Plan
-from simulator.spec.resolve import NODE_OVERRIDES
+from simulator.spec.resolve_cluster import NODE_OVERRIDES
 from simulator.spec.resolve_plan import recompute_text
 from simulator.spec.scenario import Scenario
 

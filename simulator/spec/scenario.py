@@ -28,7 +28,8 @@ from simulator.spec.library import find_scenario
 from simulator.spec.model import ModelSpec
 from simulator.spec.plan import Plan
 from simulator.spec.problems import Collector
-from simulator.spec.resolve import resolve_cluster, resolve_model, resolve_stack
+from simulator.spec.resolve import resolve_model, resolve_stack
+from simulator.spec.resolve_cluster import resolve_cluster
 from simulator.spec.resolve_plan import Case, default_stack, resolve_plan
 from simulator.spec.stack import Stack
 from simulator.spec.workload import Workload

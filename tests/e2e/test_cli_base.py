@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
+
+from simulator import cli
+from simulator.errors import UserError
 
 
 def gpumix(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -60,3 +64,40 @@ def test_start_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def _raising(error: BaseException) -> Callable[[], Callable[..., None]]:
+    def command(**_: object) -> None:
+        raise error
+
+    return lambda: command
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (RuntimeError("two\nlines"), 1, "unexpected RuntimeError: two lines (--debug shows where)"),
+        (UserError("bad"), 2, "gpumix: bad"),
+    ],
+)
+def test_what_escapes_becomes_one_line_and_a_code(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    words: str,
+) -> None:
+    monkeypatch.setattr(cli, "build_app", _raising(error))
+    with pytest.raises(SystemExit) as caught:
+        cli.main([])
+    assert caught.value.code == code
+    captured = capsys.readouterr().err
+    assert words in captured
+    assert captured.count("\n") == 1
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "build_app", _raising(RuntimeError("why")))
+    with pytest.raises(RuntimeError, match="why"):
+        cli.main(["--debug"])
