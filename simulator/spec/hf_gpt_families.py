@@ -52,7 +52,7 @@ def gpt2(r: ConfigReader) -> Fields:
 
 
 def gpt_neo(r: ConfigReader) -> Fields:
-    fields = {
+    fields: Fields = {
         **_gpt_sizes(r, 2048, 24, 16, 50257, 2048),
         **BIASED,
         "qkv_bias": False,
