@@ -71,14 +71,14 @@ def check_heads(case: Case, plan: Plan, report: Collector) -> None:
 
 
 def _tp_degrees(plan: Plan) -> list[tuple[int, FieldPath]]:
-    """Every tensor-parallel degree of the plan, with the field that sets it."""
-    degrees: list[tuple[int, FieldPath]] = []
+    """Every tensor-parallel degree of the plan once, with the first field that sets it."""
+    degrees: dict[int, FieldPath] = {}
     if not plan.assignment or any(a.tp is None for a in plan.assignment):
-        degrees.append((plan.tp, _at("tp")))
+        degrees[plan.tp] = _at("tp")
     for i, a in enumerate(plan.assignment):
         if a.tp is not None:
-            degrees.append((a.tp, ("plan", "assignment", i, "tp")))
-    return degrees
+            degrees.setdefault(a.tp, ("plan", "assignment", i, "tp"))
+    return list(degrees.items())
 
 
 def check_layers(case: Case, plan: Plan, report: Collector) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from simulator.spec.plan import Plan, Sharding
+from simulator.spec.plan import Assignment, Plan, Sharding
 from simulator.spec.problems import Collector
 from simulator.spec.resolve_plan import Case
 from simulator.spec.yaml_source import FieldPath
@@ -79,9 +79,10 @@ def check_assignment_batches(case: Case, plan: Plan, report: Collector) -> None:
 def check_state_shares(case: Case, plan: Plan, report: Collector) -> None:
     """Shares of the training state sum to one for each sharded copy."""
     del case
-    stages = {a.stage or 0 for a in plan.assignment}
-    for stage in sorted(stages):
-        entries = [a for a in plan.assignment if (a.stage or 0) == stage]
+    stages: dict[int, list[Assignment]] = {}
+    for a in plan.assignment:
+        stages.setdefault(a.stage or 0, []).append(a)
+    for entries in stages.values():
         given = [a for a in entries if a.state_share is not None]
         if not given:
             continue

@@ -39,7 +39,7 @@ def resolve_cluster(data: Any, report: Collector) -> Cluster | None:
     if entry.fabric is not None:
         fabric = _fabric(entry.fabric, report)
     groups = []
-    names: set[str] = set()
+    names: dict[str, int] = {}
     for index, group in enumerate(entry.groups):
         made = _group(group, fabric, ("cluster", "groups", index), names, report)
         if made is not None:
@@ -157,7 +157,7 @@ def _group(
     entry: GroupInput,
     fabric: FabricSpec | None,
     path: FieldPath,
-    names: set[str],
+    names: dict[str, int],
     report: Collector,
 ) -> NodeGroup | None:
     stated = [key for key in ("node", "gpu", "gpus") if getattr(entry, key) is not None]
@@ -187,14 +187,20 @@ def _group(
         return None
     if "count" not in entry.model_fields_set:
         report.default((*path, "count"), 1)
-    name = entry.name or node.name
-    while name in names:
-        stem, _, number = name.rpartition("#")
-        name = f"{stem}#{int(number) + 1}" if stem and number.isdigit() else f"{name}#2"
-    names.add(name)
+    name = _unique(entry.name or node.name, names)
     kinds = {kind: hardware_db.gpu(kind) for kind in set(node.gpus)}
     gpus = tuple(kinds[slot] for slot in node.gpus)
     return NodeGroup(name, node, gpus, entry.count, entry.zone or "")
+
+
+def _unique(name: str, taken: dict[str, int]) -> str:
+    """``name``, numbered where it is taken; ``taken`` maps each name to its uses."""
+    candidate = name
+    while candidate in taken:
+        taken[name] += 1
+        candidate = f"{name}#{taken[name]}"
+    taken[candidate] = 1
+    return candidate
 
 
 def _named_node(entry: GroupInput, path: FieldPath, report: Collector) -> NodeSpec | None:
@@ -262,21 +268,21 @@ def _slots(entry: GroupInput, path: FieldPath, report: Collector) -> list[GpuSpe
                 "leave it out",
             )
             return None
-        found = [
-            report.attempt((*path, "gpus", i), partial(hardware_db.gpu, name))
-            for i, name in enumerate(entry.gpus)
-        ]
-        gpus = [gpu for gpu in found if gpu is not None]
-        return gpus if len(gpus) == len(found) else None
+        known: dict[str, GpuSpec | None] = {}
+        for i, name in enumerate(entry.gpus):
+            if name not in known:
+                known[name] = report.attempt((*path, "gpus", i), partial(hardware_db.gpu, name))
+        slots = [known[name] for name in entry.gpus]
+        return None if None in slots else [gpu for gpu in slots if gpu is not None]
     name = entry.gpu or ""
     gpu = report.attempt((*path, "gpu"), lambda: hardware_db.gpu(name))
     if gpu is None:
         return None
-    slots = entry.gpus_per_node
-    if slots is None:
-        slots = 8
-        report.default((*path, "gpus_per_node"), slots)
-    return [gpu] * slots
+    count = entry.gpus_per_node
+    if count is None:
+        count = 8
+        report.default((*path, "gpus_per_node"), count)
+    return [gpu] * count
 
 
 def _default_link(gpus: list[GpuSpec]) -> LinkSpec:

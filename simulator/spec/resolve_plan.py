@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
@@ -191,6 +192,7 @@ def _expanded(
     """Entries with their replicas; an entry with a list of shares becomes one entry per share."""
     before = len(report.problems)
     pools = [_pool(row, case, ("plan", "assignment", i), report) for i, row in enumerate(rows)]
+    entries_of = Counter((r.group, p[0]) for r, p in zip(rows, pools, strict=True) if p)
     entries: list[Assignment] = []
     for i, (row, pool) in enumerate(zip(rows, pools, strict=True)):
         if pool is None:
@@ -198,8 +200,7 @@ def _expanded(
         path: FieldPath = ("plan", "assignment", i)
         gpu, available = pool
         width = (row.tp or plan.tp) * plan.cp
-        sharing = sum(1 for r, p in zip(rows, pools, strict=True)
-                      if p is not None and (r.group, p[0]) == (row.group, gpu))  # fmt: skip
+        sharing = entries_of[row.group, gpu]
         replicas = row.replicas
         if replicas is None:
             replicas, rest = divmod(available, width * sharing)

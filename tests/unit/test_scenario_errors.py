@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from simulator import cli
 from simulator.errors import Problem, UserError
-from simulator.spec.scenario import load_scenario
+from simulator.spec.scenario import load_scenario, scenario_from_mapping
 
 GOOD = """\
 model: llama-3.1-8b
@@ -182,3 +183,37 @@ def test_command_exits_with_2_and_a_message(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith(f"gpumix: {path}")
+
+
+LARGEST = {
+    "groups": {
+        "cluster": {"groups": [{"gpus": ["l4", "t4", "a10", "a40"] * 12}] * 1000},
+        "plan": {"precision": "fp16"},
+    },
+    "assignment": {
+        "cluster": {"groups": [{"node": "dgx-h100", "count": 1250}]},
+        "stack": "gpumix",
+        "plan": {
+            "sharding": "zero1",
+            "schedule": "1f1b",
+            "assignment": [{"group": 0, "stage": i, "state_share": 1} for i in range(10_000)],
+        },
+    },
+    "layers and GPUs": {
+        "cluster": {"groups": [{"node": "dgx-h100", "count": 10_000_000}]},
+        "plan": {"pp": 10_000, "tp": 8, "micro_batch": 6},
+    },
+}
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_largest_accepted_sections_stay_fast(name: str) -> None:
+    data: dict[str, Any] = {
+        "model": {"base": "llama-3.1-8b", "layers": 10_000},
+        "workload": {"sequence_length": 8192, "global_batch": 48_000},
+        **LARGEST[name],
+    }
+    data["cluster"] = {**data["cluster"], "fabric": "100gbe"}
+    start = time.process_time()
+    assert scenario_from_mapping(data).plan is not None
+    assert time.process_time() - start < 2.0
