@@ -12,6 +12,10 @@ NDM_V4 = "microsoft/mscclpp, NDmv4 performance page, NCCL 2.17.1"
 OCI_A100 = "oracle-quickstart/oci-hpc-oke README, nccl-tests on 2 x BM.GPU4.8, 1,600 Gb/s RoCE"
 HGX_H100 = "NVIDIA/nccl-tests issue 309, HGX H100 with 8 x 400 Gb/s InfiniBand, NCCL 2.26"
 NVLS_RATES = "NVIDIA/nccl issue 1455, 8 H100"
+A3_MEGA = (
+    "nccl-tests on 2 x a3-megagpu-8g, 8 x 200 Gb/s: all-reduce from "
+    "lessizzmore/create-a3mega-ztan-fork, all-gather from a public note of 2025-02"
+)
 P4D = "NVIDIA/nccl issue 527, p4d.24xlarge"
 
 
@@ -108,4 +112,22 @@ def oci_a100_rows() -> tuple[list[Row], list[Row]]:
     return (
         published("OCI A100 (ring sizes)", "all_reduce", 16, 8, ring),
         published("OCI A100 (tree sizes)", "all_reduce", 16, 8, tree),
+    )
+
+
+def a3_mega_rows() -> list[Row]:
+    """All-reduce (a tree, its bus rate exceeds the NICs') and all-gather of two nodes."""
+    reduce = [
+        (2**13, 131.6), (2**16, 159.4), (2**18, 167.1), (MIB, 203.2), (4 * MIB, 364.6),
+        (16 * MIB, 977.6), (64 * MIB, 1261.6), (128 * MIB, 1652.2), (256 * MIB, 2360.9),
+        (512 * MIB, 3817.5), (GIB, 6759.0), (2 * GIB, 12646.0), (4 * GIB, 24361.0),
+        (8 * GIB, 47535.0),
+    ]  # fmt: skip
+    gather = [
+        (8 * MIB, 309.5), (16 * MIB, 412.6), (32 * MIB, 457.4), (64 * MIB, 667.7),
+        (128 * MIB, 1061.1), (256 * MIB, 1670.9), (512 * MIB, 2858.2), (GIB, 5516.7),
+        (2 * GIB, 10822.0), (8 * GIB, 42637.0),
+    ]  # fmt: skip
+    return published("a3-mega", "all_reduce", 16, 8, reduce) + published(
+        "a3-mega", "all_gather", 16, 8, gather
     )

@@ -22,15 +22,22 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
+from benchmarks.collective_assumptions import (
+    STATED_LATENCY_S,
+    assumed_fabrics,
+    assumed_links,
+    entry_of,
+)
 from benchmarks.collective_points import (
+    A3_MEGA,
     GIB,
     HGX_H100,
     NDM_V4,
     NVLS_RATES,
     OCI_A100,
-    P4D,
     TABLE,
     Row,
+    a3_mega_rows,
     bus_rate,
     h100_pair_rows,
     oci_a100_rows,
@@ -301,6 +308,11 @@ def _family_roce(table: list[Row]) -> list[System]:
     return [System((*ring, *older), build, ("ring",)), System(tuple(tree), build)]
 
 
+def _family_tcpxo(table: list[Row]) -> list[System]:
+    build = on_fabric("gpudirect-tcpxo", "links/nvswitch4", 450e9, False, 25e9)
+    return [System(tuple(a3_mega_rows()), build)]
+
+
 def _family_staged(table: list[Row]) -> list[System]:
     """The table's A100 fabric. Its rate stops growing at four GPUs per node: four NICs.
 
@@ -369,6 +381,13 @@ FITTED: tuple[tuple[str, tuple[str, ...], Entry, Callable[[list[Row]], list[Syst
         f"{OCI_A100}; point-to-point as InfiniBand",
     ),
     (
+        "fabrics/gpudirect-tcpxo",
+        ("efficiency", "latency_s", "base_s", "half_size_s"),
+        {"p2p_efficiency": 0.75, "p2p_base_s": 40e-6},
+        _family_tcpxo,
+        f"{A3_MEGA}; point-to-point assumed",
+    ),
+    (
         "fabrics/staged",
         ("efficiency", "p2p_efficiency", "latency_s", "base_s", "p2p_base_s", "half_size_s"),
         {},
@@ -376,83 +395,6 @@ FITTED: tuple[tuple[str, tuple[str, ...], Entry, Callable[[list[Row]], list[Syst
         f"{TABLE}: a100_dgx between nodes, taken as four 100 Gb/s NICs through host memory",
     ),
 )
-
-
-def _assumed(done: dict[str, Entry]) -> dict[str, Entry]:
-    """Entries without a table of their own: a published rate where there is one, else judgement."""
-    a100 = {k: done["links/nvswitch3"][k] for k in _NAMES}
-    h100 = {k: done["links/nvswitch4"][k] for k in (*_NAMES, "nvls_efficiency")}
-    infiniband = {k: done["fabrics/infiniband"][k] for k in _NAMES}
-    efa = {k: done["fabrics/staged"][k] for k in _NAMES}
-    pcie = {
-        "efficiency": 0.25,
-        "p2p_efficiency": 0.7,
-        "latency_s": 5e-6,
-        "base_s": 25e-6,
-        "p2p_base_s": 10e-6,
-        "half_size_s": 5e-6,
-    }
-    host = {**pcie, "p2p_efficiency": 0.3, "base_s": 60e-6, "p2p_base_s": 30e-6}
-    tcp = {"latency_s": 25e-6, "base_s": 45e-6, "p2p_base_s": 25e-6, "half_size_s": 50e-6}
-    return {
-        "links/nvswitch": _entry(a100, "assumed", "as the third NVSwitch generation"),
-        "links/nvswitch5": _entry(h100, "assumed", "as the fourth NVSwitch generation"),
-        "links/nvlink": _entry(a100, "assumed", "direct NVLink between all GPUs, as a switch"),
-        "links/nvlink-mesh": _entry(
-            {**a100, "efficiency": 0.91},
-            "measured",
-            "1 GiB all-reduce of 8 V100: 135.5 of 150 GB/s (oracle-quickstart/oci-hpc-oke); "
-            "latencies as NVSwitch",
-        ),
-        "links/xgmi": _entry(
-            {**a100, "efficiency": 0.8},
-            "measured",
-            "16 GiB all-reduce of 8 MI325X with RCCL: 357 of 448 GB/s (ROCm 6.4 notes on GitHub); "
-            "latencies as NVSwitch",
-        ),
-        "links/pcie": _entry(
-            pcie,
-            "paper",
-            "Zorse's 4-GPU PCIe box (benson-guo/zorse): 472.7 MB gathered in 90.1 ms, 11.1 GB/s "
-            "between two, so a ring gets a third of a pair; boxes with PCIe switches do better "
-            "(8 RTX 5090: 28 of 63 GB/s, NVIDIA/nccl issue 1639)",
-        ),
-        "links/pcie-two": _entry(
-            {**pcie, "efficiency": 0.5}, "assumed", "both directions share the root of two GPUs"
-        ),
-        "links/host": _entry(host, "assumed", "gloo through host memory"),
-        "links/host-two": _entry(host, "assumed", "gloo through host memory"),
-        "fabrics/efa-p4d": _entry(
-            {**efa, "efficiency": 0.6, "p2p_efficiency": 0.6},
-            "paper",
-            f"{P4D}: 1 GiB all-reduce of 3 and 4 nodes at 31.8 and 29.6 of 50 GB/s; latencies as "
-            "the table's A100 fabric",
-        ),
-        "fabrics/efa": _entry(
-            {**efa, "efficiency": 0.8, "p2p_efficiency": 0.75},
-            "assumed",
-            "later EFA generations: rate between p4d's and InfiniBand's, latencies as p4d's",
-        ),
-        "fabrics/slingshot": _entry(
-            {**infiniband, "efficiency": 0.9, "p2p_efficiency": 0.9},
-            "paper",
-            "Sailor (eth-easl/sailor, model_networking.py): 92.6 GB/s of four 25 GB/s NICs on "
-            "GH200; latencies as InfiniBand",
-        ),
-        "fabrics/ethernet": _entry(
-            {**tcp, "efficiency": 0.8, "p2p_efficiency": 0.75},
-            "paper",
-            "Sailor (eth-easl/sailor, model_networking.py): 2.42 of 3 GB/s on one-GPU A100 "
-            "machines; latencies near the table's A40 boxes (21-37 us small)",
-        ),
-    }
-
-
-_NAMES = ("efficiency", "p2p_efficiency", "latency_s", "base_s", "p2p_base_s", "half_size_s")
-
-
-def _entry(values: Entry, basis: str, source: str) -> Entry:
-    return {**values, "basis": basis, "source": source}
 
 
 def fit_all(table: list[Row]) -> tuple[dict[str, Entry], dict[str, Entry]]:
@@ -463,8 +405,11 @@ def fit_all(table: list[Row]) -> tuple[dict[str, Entry], dict[str, Entry]]:
         systems = family(table)
         entry = {**fixed, **fit(names, fixed, systems, done, int(key.startswith("fabrics")))}
         report.update(errors(systems, entry, done))
-        done[key] = _entry(entry, "measured", source)
-    done.update(_assumed(done))
+        done[key] = entry_of(entry, "measured", source)
+    done.update(assumed_links(done))
+    done.update(assumed_fabrics(done))
+    for name, latency_s in STATED_LATENCY_S.items():
+        done[f"fabrics/{name}"]["stated_latency_s"] = latency_s
     return done, report
 
 

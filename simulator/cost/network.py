@@ -208,7 +208,7 @@ def network(
     # A GPU alone drives one NIC, or the NICs that belong to it where a node has more than GPUs.
     alone = max(fabric.nic_bytes_per_s, total / node.n_gpus)
     key = fabric.name if fabric.name in table["fabrics"] else fabric_kind(fabric)
-    inter = link_params(table["fabrics"], key, alone, fabric.latency_s)
+    inter = link_params(table["fabrics"], key, alone, stated_latency_s=fabric.latency_s)
     return Network(
         intra=intra,
         pair=pair,
@@ -234,7 +234,8 @@ def _inside(
         # Three or more GPUs: each pair owns a bridge, the ring crosses PCIe between pairs.
         return link_params(links, "pcie-between-pairs", link.crossing_bytes_per_s), pair
     if link.kind in _SHARED_KINDS:
-        pair = link_params(links, f"{link.kind}-two", pair_rate)
+        own = f"{link.name}-two"
+        pair = link_params(links, own if own in links else f"{link.kind}-two", pair_rate)
     return whole, pair
 
 
@@ -242,14 +243,16 @@ def link_params(
     entries: dict[str, Any],
     key: str,
     bytes_per_s: float,
-    least_latency_s: float = 0.0,
     *,
+    stated_latency_s: float = 0.0,
     switch: bool = False,
     nvls: bool = False,
 ) -> LinkParams:
     """Link of rate ``bytes_per_s`` with the fractions and latencies of ``entries[key]``.
 
-    A step takes at least ``least_latency_s``: a fabric between sites stays slow.
+    ``stated_latency_s`` is what the hardware database says; only what exceeds the usual value of
+    the kind (the entry's ``stated_latency_s``) adds to the fitted latencies, so a fabric between
+    sites stays slow and an ordinary one keeps its measured steps.
 
     Raises:
         UserError: no such entry.
@@ -260,14 +263,15 @@ def link_params(
             Problem("collectives.yaml", f"no entry for link {key!r}", f"known: {known}")
         )
     entry = entries[key]
+    extra_s = max(0.0, stated_latency_s - float(entry.get("stated_latency_s", stated_latency_s)))
     return LinkParams(
         kind=key,
         bytes_per_s=float(bytes_per_s),
         efficiency=float(entry["efficiency"]),
         p2p_efficiency=float(entry["p2p_efficiency"]),
-        latency_s=max(float(entry["latency_s"]), least_latency_s),
+        latency_s=float(entry["latency_s"]) + extra_s,
         base_s=float(entry["base_s"]),
-        p2p_base_s=max(float(entry["p2p_base_s"]), least_latency_s),
+        p2p_base_s=float(entry["p2p_base_s"]) + extra_s,
         half_size_bytes=float(entry["half_size_s"]) * float(bytes_per_s),
         switch=switch,
         nvls=nvls and float(entry.get("nvls_efficiency", 0.0)) > 0,
@@ -347,6 +351,11 @@ def between_zones(
         latency_s: one way, between zones.
         node_bytes_per_s: rate of the zone link for a whole node, default ``bytes_per_s``.
     """
-    link = link_params(link_calibration()["fabrics"], "ethernet", bytes_per_s, latency_s)
+    link = link_params(link_calibration()["fabrics"], "ethernet", bytes_per_s)
+    link = replace(
+        link,
+        latency_s=max(link.latency_s, latency_s),
+        p2p_base_s=link.p2p_base_s + latency_s,
+    )
     total = bytes_per_s if node_bytes_per_s is None else node_bytes_per_s
     return replace(inner, inter=link, node_bytes_per_s=total, oversubscription=1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hardware_db
 from hardware_db.schema import FabricSpec, GpuSpec, LinkSpec, NodeSpec
 from simulator.cost.collectives import (
     LinkParams,
@@ -55,6 +57,7 @@ def shipped(link: str, fabric: str, peak: float, nic: float, *, nvls: bool = Fal
 
 
 DGX_H100 = shipped("nvswitch4", "infiniband", 450e9, 50e9, nvls=True)
+DGX_H800 = shipped("nvswitch4", "infiniband", 200e9, 50e9, nvls=True)
 DGX_A100 = shipped("nvswitch3", "infiniband", 300e9, 25e9)
 
 
@@ -161,6 +164,8 @@ PUBLISHED = [
     (DGX_A100, all_gather_s, 16, 4 * GIB, 4 * GIB * 15 / 16 / 186.01e9, 0.05),
     # vTrain's 8-A100 table, not fitted: 229 GB/s bus rate at 1 GiB.
     (DGX_A100, all_reduce_s, 8, GIB, GIB * 1.75 / 229e9, 0.05),
+    # H800 (200 GB/s NVLink), not fitted: NVLS at 215 GB/s bus rate, NVIDIA/nccl issue 1374.
+    (DGX_H800, all_reduce_s, 8, 8 * GIB, 8 * GIB * 1.75 / 215e9, 0.03),
     # NVIDIA/nccl-tests issue 309, HGX H100, sizes that the fit has not seen.
     (DGX_H100, all_reduce_s, 16, 16 * MIB, 185.4e-6, 0.1),
     (DGX_H100, all_reduce_s, 16, 256 * MIB, 1282.8e-6, 0.1),
@@ -351,6 +356,27 @@ def test_network_shares_two_nics_between_four_gpus() -> None:
     assert net.node_bytes_per_s == 50e9
     assert net.share_bytes_per_s == 12.5e9
     assert network(node, None, gpu, link=link).inter is None
+
+
+def test_only_unusual_latency_adds_to_the_fitted_steps() -> None:
+    node, fabric, gpu, link = specs("nvlink")
+    usual, far = (
+        network(node, replace(fabric, latency_s=latency), gpu, link=link).inter
+        for latency in (14e-6, 514e-6)
+    )
+    assert usual is not None and far is not None
+    fitted = link_calibration()["fabrics"]["roce"]["latency_s"]
+    assert usual.latency_s == pytest.approx(fitted)
+    assert far.latency_s == pytest.approx(fitted + 500e-6)
+
+
+def test_every_shipped_node_has_a_network_on_its_fabric() -> None:
+    for node in map(hardware_db.node, hardware_db.nodes()):
+        fabric = hardware_db.fabric(node.fabric) if node.fabric else None
+        net = slowest([network(node, fabric, hardware_db.gpu(gpu)) for gpu in set(node.gpus)])
+        inside = group(node.n_gpus, node.n_gpus)
+        assert 0 <= all_reduce_s(net, inside, 1e9) < 2
+        assert (net.inter is None) == (fabric is None)
 
 
 def test_unknown_fabric_kind_is_named() -> None:
