@@ -35,6 +35,10 @@ from simulator.spec.stack import PrecisionRecipe, Stack
 #: When a rank is fullest, in step order; ``MemoryBreakdown.peak_moment`` indexes it.
 MOMENTS = ("loss", "backward", "optimizer step")
 
+#: Size of an NCCL communicator's buffers by architecture over Hopper's: they grow with the channels
+#: that the links are worth. Assumed; T4 runs of arXiv 2210.07297 that fit in 15 GB bound it there.
+COMMUNICATOR_SCALE = {"pascal": 0.3, "volta": 0.3, "turing": 0.3, "ada": 0.3, "ampere": 0.6}
+
 #: Receive and send buffers of one layer's activations that a pipeline stage holds.
 _PIPELINE_BUFFERS = 2.0
 
@@ -45,8 +49,9 @@ class MemoryBreakdown:
 
     The first eight fields are what torch counts as allocated and sum to
     ``peak_allocated_bytes``; with ``fragmentation`` they sum to ``peak_reserved_bytes`` and with
-    ``framework`` (CUDA context, NCCL) to ``device_bytes``. ``allocated_by_moment`` has one row per
-    entry of :data:`MOMENTS`.
+    ``framework`` (CUDA context, NCCL) to ``device_bytes``. ``reclaimable`` is the part of
+    ``fragmentation`` in wholly free segments, which torch returns before it gives up.
+    ``allocated_by_moment`` has one row per entry of :data:`MOMENTS`.
     """
 
     parameters: Array
@@ -59,6 +64,7 @@ class MemoryBreakdown:
     temporaries: Array
     fragmentation: Array
     framework: Array
+    reclaimable: Array
     allocated_by_moment: Array
     peak_moment: npt.NDArray[np.intp]
     in_flight: Array
@@ -66,7 +72,7 @@ class MemoryBreakdown:
     @property
     def peak_allocated_bytes(self) -> Array:
         """What torch.cuda.max_memory_allocated would say."""
-        return self.allocated_by_moment.max(axis=0)
+        return np.asarray(self.allocated_by_moment.max(axis=0), float)
 
     @property
     def peak_reserved_bytes(self) -> Array:
@@ -78,6 +84,11 @@ class MemoryBreakdown:
         """Device memory in use, with the CUDA context and NCCL's buffers."""
         return self.peak_reserved_bytes + self.framework
 
+    @property
+    def needed_bytes(self) -> Array:
+        """Device memory without which the step fails: in use, less what torch can return."""
+        return self.device_bytes - self.reclaimable
+
     def components(self) -> dict[str, Array]:
         """The components by name, in the order in which they are stacked in plots."""
         return {f.name: getattr(self, f.name) for f in fields(self)[:10]}
@@ -88,7 +99,8 @@ class MemoryOptions:
     """What the batch does not hold.
 
     ``expert_imbalance`` is the fullest rank's routed tokens over the mean (or the capacity factor
-    where tokens are dropped). ``device_overhead_bytes`` is what the driver itself takes.
+    where tokens are dropped). ``communicator_scale`` is the size of NCCL's buffers on the row's GPU
+    over that on Hopper (:data:`COMMUNICATOR_SCALE`).
     """
 
     schedule: str = "1f1b"
@@ -97,6 +109,11 @@ class MemoryOptions:
     offload: Offload = "none"
     expert_imbalance: float = 1.0
     expandable_segments: bool = False
+    communicator_scale: Array | float = 1.0
+
+
+#: One forward and one backward pass in turn, flash attention, nothing offloaded.
+DEFAULT_OPTIONS = MemoryOptions()
 
 
 def rank_memory(
@@ -105,7 +122,7 @@ def rank_memory(
     recipe: PrecisionRecipe,
     optimizer: str,
     batch: RankBatch,
-    options: MemoryOptions = MemoryOptions(),
+    options: MemoryOptions = DEFAULT_OPTIONS,
 ) -> MemoryBreakdown:
     """Memory of every row of ``batch``.
 
@@ -119,12 +136,17 @@ def rank_memory(
     allocated = np.stack([sum(m.values(), np.zeros(len(batch))) for m in moments])
     peak = allocated.argmax(axis=0)
     chosen = {name: _pick(peak, [m[name] for m in moments]) for name in moments[0]}
-    cached = pools(stack, state, work.logits, options.expandable_segments)
+    absent = state.gradients - chosen["gradients"]
+    cached = pools(stack, state, work.logits, absent, options.expandable_segments)
+    nccl = stack.framework.communicator_bytes * options.communicator_scale
     return MemoryBreakdown(
         **chosen,
-        fragmentation=_fragmentation(stack, allocated.max(axis=0), cached, options),
-        framework=stack.framework.context_bytes
-        + stack.framework.communicator_bytes * communicators(batch),
+        # Logits are few large blocks with segments of their own: they don't splinter.
+        fragmentation=_fragmentation(
+            stack, allocated.max(axis=0) - chosen["logits"], cached, options
+        ),
+        framework=stack.framework.context_bytes + nccl * communicators(stack, batch),
+        reclaimable=cached.stranded + absent,
         allocated_by_moment=allocated,
         peak_moment=peak,
         in_flight=work.in_flight,
@@ -190,14 +212,14 @@ def _moments(
         "parameters": state.parameters + zero,
         "gradients": early + zero,
         "optimizer": state.optimizer + zero,
-        "unsharded_units": state.gathered_loss + zero,
+        "unsharded_units": state.gathered + zero,
         "activations": work.kept + zero,
         "recompute_working_set": zero,
         "logits": work.logits + zero,
         "temporaries": always + work.transport,
     }
     backward = loss | {
-        "unsharded_units": state.gathered_backward + state.unit_gradients + zero,
+        "unsharded_units": state.gathered + state.unit_gradients + zero,
         "recompute_working_set": work.recomputed + work.backward + zero,
         "logits": zero,
         "temporaries": always + work.transport + state.buckets,
@@ -213,7 +235,7 @@ def _moments(
 
 
 def _pick(peak: npt.NDArray[np.intp], values: list[Array]) -> Array:
-    return np.take_along_axis(np.stack(values), peak[None, :], axis=0)[0]
+    return np.asarray(np.take_along_axis(np.stack(values), peak[None, :], axis=0)[0], float)
 
 
 def _fragmentation(stack: Stack, allocated: Array, cached: Pools, options: MemoryOptions) -> Array:
@@ -222,10 +244,11 @@ def _fragmentation(stack: Stack, allocated: Array, cached: Pools, options: Memor
     return cached.other_streams + cached.stranded + share * allocated
 
 
-def communicators(batch: RankBatch) -> Array:
-    """NCCL communicators of a rank: one for each parallel dimension above 1."""
+def communicators(stack: Stack, batch: RankBatch) -> Array:
+    """NCCL communicators of a rank: one for each parallel dimension above 1, or the stack's own."""
     dims = (batch.tp, batch.pp, batch.cp, batch.dp, batch.ep)
-    return sum((np.asarray(d > 1, float) for d in dims), np.zeros(len(batch)))
+    count = sum((np.asarray(d > 1, float) for d in dims), np.zeros(len(batch)))
+    return np.maximum(count, stack.buffers.communicators)
 
 
 @dataclass(frozen=True)
@@ -241,19 +264,20 @@ class ClassMemory:
     peak_allocated_bytes: float
     peak_reserved_bytes: float
     device_bytes: float
+    needed_bytes: float
     usable_bytes: float
 
 
-def layout_breakdown(
-    layout: Layout, batch: RankBatch | None = None, *, expert_imbalance: float = 1.0
-) -> MemoryBreakdown:
+def layout_breakdown(layout: Layout, *, expert_imbalance: float = 1.0) -> MemoryBreakdown:
     """Memory of every rank class of a layout as one batch, in the layout's class order."""
     plan = layout.plan
-    rows = batch_of(layout) if batch is None else batch
+    rows = batch_of(layout)
     attention = layout.stack.kept.attention if plan.attention == "auto" else plan.attention
+    scale = np.array([COMMUNICATOR_SCALE.get(c.gpu.architecture, 1.0) for c in layout.classes])
     options = MemoryOptions(
         schedule=plan.schedule, attention=attention, compiled=plan.compile,
         offload=plan.offload, expert_imbalance=expert_imbalance,
+        communicator_scale=scale,
     )  # fmt: skip
     recipe = layout.stack.recipe(plan.precision)
     return rank_memory(layout.model, layout.stack, recipe, plan.optimizer, rows, options)
@@ -276,7 +300,8 @@ def layout_memory(layout: Layout, *, expert_imbalance: float = 1.0) -> tuple[Cla
             peak_allocated_bytes=float(found.peak_allocated_bytes[i]),
             peak_reserved_bytes=float(found.peak_reserved_bytes[i]),
             device_bytes=float(found.device_bytes[i]),
-            usable_bytes=float(c.gpu.usable_bytes),
+            needed_bytes=float(found.needed_bytes[i]),
+            usable_bytes=float(c.gpu.usable_memory_bytes),
         )
         for i, c in enumerate(layout.classes)
     )

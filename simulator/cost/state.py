@@ -46,16 +46,14 @@ def moment_share(optimizer: str) -> float:
 class TrainingState:
     """Bytes of a rank's training state and of the buffers that go with it; arrays over rows.
 
-    ``gathered_loss`` and ``gathered_backward`` are unsharded parameters at the loss and inside a
-    layer's backward pass, ``unit_gradients`` the gradients of one unit before they are reduced,
-    ``gather_buffers`` what gathers allocate on their own stream.
+    ``gathered`` are unsharded parameters while layers run, ``unit_gradients`` the gradients of one
+    unit before they are reduced, ``gather_buffers`` what gathers allocate on their own stream.
     """
 
     parameters: Array
     gradients: Array
     optimizer: Array
-    gathered_loss: Array
-    gathered_backward: Array
+    gathered: Array
     gather_buffers: Array
     unit_gradients: Array
     buckets: Array
@@ -94,19 +92,19 @@ def training_state(
     if offload == "state":
         parameters = np.where(zero3, 0.0, parameters)
         gradients = np.where(zero3, 0.0, gradients)
-    loss, backward, buffers = _gathered(stack, recipe, batch, shards, held)
+    gathered, buffers = _gathered(stack, recipe, batch, shards, held)
     unit = _unit(batch, shards)
-    reduced = zero3 * unit * (recipe.compute_param_bytes + recipe.reduce_bytes)
+    head = batch.has_head * shards.head[0] * recipe.compute_param_bytes
+    reduced = zero3 * (unit * (recipe.compute_param_bytes + recipe.reduce_bytes) + head)
     return TrainingState(
         parameters=parameters,
         gradients=gradients,
         optimizer=optimizer_bytes,
-        gathered_loss=loss,
-        gathered_backward=backward,
+        gathered=gathered,
         gather_buffers=buffers,
-        unit_gradients=reduced + zero3 * batch.has_head * shards.head[0] * recipe.compute_param_bytes,
+        unit_gradients=reduced,
         buckets=_buckets(stack, recipe, batch, held),
-        wgrad_buffers=_wgrad(stack, batch, shards),
+        wgrad_buffers=_wgrad(stack, model, batch, shards),
         step_temporaries=owned * stack.buffers.step_bytes,
     )
 
@@ -126,8 +124,8 @@ def _root(batch: RankBatch, shards: ShardParameters) -> Array:
 
 def _gathered(
     stack: Stack, recipe: PrecisionRecipe, batch: RankBatch, shards: ShardParameters, held: Array
-) -> tuple[Array, Array, Array]:
-    """Gathered parameters at the loss, in backward, and collective buffers on other streams.
+) -> tuple[Array, Array]:
+    """Gathered parameters in use, and collectives' buffers on other streams.
 
     Fully sharded stacks keep the root's parameters from forward to backward, the last layer's at
     the loss, and gather ``fsdp_prefetch`` layers ahead. Copying stacks (FSDP2) gather into a
@@ -139,9 +137,9 @@ def _gathered(
     ahead = np.minimum(stack.overlap.fsdp_prefetch, np.maximum(batch.layers - 1, 0.0))
     live = np.minimum(stack.buffers.live_parameters, held)
     copied = stack.buffers.gather_copies
-    in_use = np.maximum(root + unit * (1 if copied else 1 + ahead), live)
-    buffers = np.maximum(root, unit) + unit * ahead if copied else 0.0 * unit
-    return zero3 * in_use * width, zero3 * in_use * width, zero3 * buffers * width
+    in_use = np.maximum(root + unit * (1 if copied else 1 + ahead), live) * zero3 * width
+    buffers = (np.maximum(root, unit) + unit * ahead) * (width if copied else 0.0)
+    return np.asarray(in_use, float), np.asarray(zero3 * buffers, float)
 
 
 def _buckets(stack: Stack, recipe: PrecisionRecipe, batch: RankBatch, held: Array) -> Array:
@@ -157,14 +155,22 @@ def _buckets(stack: Stack, recipe: PrecisionRecipe, batch: RankBatch, held: Arra
     return np.zeros(len(batch))
 
 
-def _wgrad(stack: Stack, batch: RankBatch, shards: ShardParameters) -> Array:
-    """Dummy weight gradients that Transformer Engine caches: two bytes per element, per shape.
+def _wgrad(stack: Stack, model: ModelSpec, batch: RankBatch, shards: ShardParameters) -> Array:
+    """Dummy weight gradients that Transformer Engine caches: two bytes per element, one per shape.
 
-    One layer's matrices, and the head's on the last stage.
+    One layer of each kind that the rank holds, all experts of a rank sharing theirs, and the
+    head's on the last stage.
     """
     if not stack.framework.wgrad_buffers:
         return np.zeros(len(batch))
-    return 2.0 * (_unit(batch, shards) + batch.has_head * shards.head[0])
+    elements = batch.has_head * shards.head[0]
+    if model.moe_layers < model.layers:
+        elements = elements + (batch.dense_layers > 0) * shards.dense[0]
+    if model.moe is not None and model.moe_layers:
+        expert = shards.moe[1] * batch.ep / model.moe.experts
+        attention = np.where(batch.dense_layers > 0, 0.0, 1.0) * shards.moe[0]
+        elements = elements + (batch.moe_layers > 0) * (expert + attention)
+    return 2.0 * elements
 
 
 @dataclass(frozen=True)
@@ -176,20 +182,24 @@ class Pools:
 
 
 def pools(
-    stack: Stack, state: TrainingState, logits: Array, expandable_segments: bool = False
+    stack: Stack,
+    state: TrainingState,
+    logits: Array,
+    absent_gradients: Array,
+    expandable_segments: bool = False,
 ) -> Pools:
     """Blocks that the caching allocator holds but the peak cannot use.
 
     Torch caches freed blocks per stream. Stacks that gather and reduce on their own streams
-    (``stream_pools``) hold the gather buffers and the reduced gradients there, which a first
-    backward pass does not have yet. ``logits`` frees blocks too small for the loss's gradients.
+    (``stream_pools``) hold the gather buffers and the reduced gradients there; those gradients
+    that the peak does not have yet (``absent_gradients``) stay reserved from the step before.
+    ``logits`` frees blocks too small for the loss's gradients.
     """
     zero = np.zeros_like(logits)
     if not stack.buffers.stream_pools:
         return Pools(zero, zero)
-    gradients = 0.0 if stack.buffers.persistent_gradients else state.gradients
     stranded = logits * (stack.buffers.logits_cached_bytes / stack.kept.logits_bytes)
     return Pools(
-        state.gather_buffers + gradients + zero,
+        state.gather_buffers + absent_gradients + zero,
         zero if expandable_segments else stranded,
     )

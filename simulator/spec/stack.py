@@ -151,7 +151,8 @@ class Buffers:
     unit (DeepSpeed's stage3_max_live_parameters), ``stream_pools`` whether collectives allocate on
     their own streams, whose cached blocks other streams can't reuse. ``logits_cached_bytes`` per
     local logit are blocks freed before the head's peak which its tensors can't reuse. ``outputs``
-    whether a pipeline stage keeps its output until the backward pass.
+    whether a pipeline stage keeps its output until the backward pass. ``communicators`` is how many
+    NCCL communicators exist even where no parallel dimension needs them.
     """
 
     persistent_gradients: bool = True
@@ -162,6 +163,7 @@ class Buffers:
     stream_pools: bool = False
     logits_cached_bytes: float = 0.0
     outputs: bool = False
+    communicators: int = 0
 
 
 @dataclass(frozen=True)
