@@ -38,8 +38,9 @@ class ClosedFormResult:
 class _LaneTimes:
     """One stage of one pipeline: busy seconds by category, and when its parts are through.
 
-    At most ``wait_s`` of the waiting before ``finish`` counts for ``wait_category``; what follows
-    until ``reduced`` for ``sync_category``.
+    At most ``wait_s`` of the waiting before ``finish`` counts for ``wait_category``, at most
+    ``sync_s`` (the reductions' own time) of what follows until ``reduced`` for ``sync_category``;
+    the rest is waiting for other ranks.
     """
 
     rank_class: int
@@ -50,6 +51,7 @@ class _LaneTimes:
     reduced: float
     wait_s: float
     wait_category: str
+    sync_s: float
     sync_category: str
 
 
@@ -96,7 +98,7 @@ def _shares(lane: _LaneTimes, times: ClassTimes, gather_s: float, step: float) -
     row = lane.busy.copy()
     waiting = max(lane.finish - float(row.sum()), 0.0)
     row[CATEGORY[lane.wait_category]] += min(lane.wait_s, waiting)
-    row[CATEGORY[lane.sync_category]] += max(lane.reduced - lane.finish, 0.0)
+    row[CATEGORY[lane.sync_category]] += min(lane.sync_s, max(lane.reduced - lane.finish, 0.0))
     row[CATEGORY["dp"]] += gather_s
     row[CATEGORY["optimizer"]] += float(times.optimizer)
     row[CATEGORY["overhead"]] += float(times.step_overhead)
@@ -143,6 +145,7 @@ def _sharded(layout: Layout, times: Sequence[ClassTimes]) -> ClosedFormResult:
                 reduced=float(reduced),
                 wait_s=network,
                 wait_category="fsdp",
+                sync_s=network,
                 sync_category="fsdp",
             )
         )
@@ -179,6 +182,10 @@ def _pipelined(layout: Layout, times: Sequence[ClassTimes]) -> ClosedFormResult:
                     reduced=reduced[stage],
                     wait_s=max(waits[q][stage], 0.0),
                     wait_category="pp",
+                    sync_s=sum(
+                        max(works[p.classes[stage]][k].grad_reduce_s for p in layout.pipelines)
+                        for k in range(chunks)
+                    ),
                     sync_category="dp",
                 )
             )

@@ -2,7 +2,7 @@
 
 Exact for the task graph without contention, up to a limit of micro-batches; beyond it the step
 grows by what a further round of micro-batches adds (the recurrence is periodic once the pipeline
-is full), and never ends before the paths of :func:`single_stage_bound_s`.
+is full), and never ends before the paths of :func:`path_bound_s`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from simulator.graph.action import COMPUTE_KINDS, SEND_KINDS, Action, Kind
 from simulator.graph.passes import add_send_recv
 from simulator.graph.schedules import pipeline_schedule
 
-#: Rounds of ``pp`` micro-batches that are followed exactly before extrapolating.
+#: Rounds of ``pp`` micro-batches that are followed exactly before extrapolating; interleaved
+#: pipelines take longer to settle.
 EXACT_ROUNDS = 3
+EXACT_ROUNDS_INTERLEAVED = 5
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ def pipeline_ends(times: StageTimes, schedule: str, chunks: int, micro_batches: 
     width = pp
     if chunks > 1:
         width = micro_batches // max(1, micro_batches // pp)
-    limit = EXACT_ROUNDS * width
+    limit = width * (EXACT_ROUNDS if chunks == 1 else EXACT_ROUNDS_INTERLEAVED)
     if micro_batches <= limit + width:
         return exact_ends(times, schedule, chunks, micro_batches)
     base = limit - width + micro_batches % width
@@ -207,26 +209,46 @@ def pipeline_ends(times: StageTimes, schedule: str, chunks: int, micro_batches: 
     total = ends.finish[0]
     for finish in ends.finish[1:]:
         total = larger(total, finish)
-    late = larger(single_stage_bound_s(times, chunks, micro_batches) - total, 0.0)
+    late = larger(path_bound_s(times, schedule, chunks, micro_batches) - total, 0.0)
     return ends.shifted([late] * pp)
 
 
-def single_stage_bound_s(times: StageTimes, chunks: int, micro_batches: int) -> Seconds:
-    """A lower bound: fill up to some rank, all of its work, the drain after it.
+def path_bound_s(times: StageTimes, schedule: str, chunks: int, micro_batches: int) -> Seconds:
+    """A lower bound on the end of the pipeline: the longest path that turns at a single rank.
 
-    Takes over from the recurrence's growth where a rank that is only slightly slower than the
-    pipeline's first rounds suggest needs many micro-batches to show.
+    It fills the pipeline up to the rank, follows all of the rank's work (where the first and the
+    last micro-batch's round trip downstream takes longer than the rank's own passes, that) and
+    drains. Takes over from the recurrence's growth where a rank that is only slightly slower than
+    the pipeline's first rounds suggest needs many micro-batches to show.
     """
     larger, pp = _larger(times), times.pp
+    f, i, w = times.forward, times.backward_input, times.backward_weight
+    hops = [times.send_forward[r] + times.send_backward[r + 1] for r in range(pp - 1)]
+    # Without overlap a transfer costs both ends a slot; the sum of both can't be a lower bound.
+    hops = [larger(times.overlap_pp, 0.5) * hop for hop in hops]
+    w_early = [0.0] * len(w) if schedule == "zb-h1" else w
+    trip = [f[r] + i[r] + w_early[r] for r in range(pp)]
+    down: list[Any] = [0.0] * pp
+    for r in reversed(range(pp - 1)):
+        down[r] = down[r + 1] + trip[r + 1] + hops[r]
     fill: Seconds = 0.0
     best: Seconds = 0.0
-    for rank in range(pp):
-        stages = range(rank, pp * chunks, pp)
-        work = sum(
-            times.forward[s] + times.backward_input[s] + times.backward_weight[s] for s in stages
-        )
-        best = larger(best, fill + micro_batches * work)
-        fill = fill + (times.forward[rank] + times.backward_input[rank])
-        hops = times.send_forward[rank] + (times.send_backward[rank + 1] if rank + 1 < pp else 0.0)
-        fill = fill + hops
+    for r in range(pp):
+        if chunks > 1 or schedule == "gpipe":
+            work = sum(f[s] + i[s] + w[s] for s in range(r, pp * chunks, pp)) * micro_batches
+        else:
+            deferred = r if schedule == "zb-h1" else 0
+            warmup = min(pp - 1 - r, micro_batches - 1)
+            steady = micro_batches - 1 - warmup
+            back = i[r] + w[r] if steady > deferred else i[r]
+            work = (
+                trip[r]
+                + larger(warmup * f[r], down[r] if steady else 0.0)
+                + steady * (f[r] + i[r])
+                + max(0, steady - deferred) * w[r]
+                + larger(warmup * back, down[r])
+            )
+        best = larger(best, fill + work)
+        if r + 1 < pp:
+            fill = fill + trip[r] + hops[r]
     return best
