@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from simulator.analysis.prediction import ClassPrediction, Prediction, Verdict
-from simulator.analysis.risk import RiskAssessment, layout_risk
+from simulator.analysis.risk import MemoryRisk, memory_risk, prior_spread
 from simulator.analysis.suggest import suggest
-from simulator.analysis.uncertainty import prior_time_spread, rate_range, time_range
+from simulator.analysis.uncertainty import layout_time_spread, rate_range, time_range
 from simulator.cost.batch import batch_of
 from simulator.cost.compute import attention_kernel
 from simulator.cost.flops import model_flops_per_token, rank_recompute_flops
 from simulator.cost.kernel_rates import rates
-from simulator.cost.memory import ClassMemory, layout_memory
+from simulator.cost.memory import ClassMemory, layout_breakdown, layout_memory
 from simulator.cost.operators import LayerContext
 from simulator.cost.pricing import price_layout
 from simulator.cost.times import CATEGORIES, ClassTimes
@@ -93,18 +93,14 @@ def assemble(
 ) -> Prediction:
     """Put the pieces of the answer together."""
     memory = layout_memory(layout)
-    risk = layout_risk(layout, memory)
+    risk = layout_risk(layout)
     classes = tuple(
-        _class(layout, i, memory[i], risk[i], evaluation.seconds[i])
+        _class(layout, i, memory[i], risk, evaluation.seconds[i])
         for i in range(len(layout.classes))
     )
     fullest = max(range(len(classes)), key=lambda i: (classes[i].oom_risk, classes[i].fill))
     oom = classes[fullest].oom_risk
-    transferred = any(
-        rates(gpu).basis != "measured"
-        for gpu in {c.gpu.name: c.gpu for c in layout.classes}.values()
-    )
-    spread = prior_time_spread(len(layout.cluster.gpu_types), transferred)
+    spread = layout_time_spread(layout)
     step = time_range(evaluation.step_time_s, spread)
     tokens = layout.workload.tokens_per_step
     rate = rate_range(float(tokens), step)
@@ -139,9 +135,18 @@ def assemble(
         plan=_plan_mapping(scenario),
         defaults=scenario.defaults,
         warnings=scenario.warnings + layout.model.warnings,
-        assumptions=(*risk[fullest].assumptions, _time_assumption(spread.sigma, spread.basis)),
+        assumptions=(*risk.assumptions, _time_assumption(spread.sigma, spread.basis)),
         sources=_sources(layout),
     )
+
+
+def layout_risk(layout: Layout) -> MemoryRisk:
+    """OOM risk of every rank class of a layout, in class order.
+
+    The errors of equal ranks go together, so a class's risk doesn't grow with its ranks.
+    """
+    usable = np.array([c.gpu.usable_memory_bytes for c in layout.classes], float)
+    return memory_risk(layout_breakdown(layout), usable, prior_spread(layout.stack.name))
 
 
 def verdict(oom_risk: float, accepted: float) -> Verdict:
@@ -155,7 +160,7 @@ def _class(
     layout: Layout,
     index: int,
     memory: ClassMemory,
-    risk: RiskAssessment,
+    risk: MemoryRisk,
     seconds: dict[str, float],
 ) -> ClassPrediction:
     c = layout.classes[index]
@@ -166,22 +171,20 @@ def _class(
         memory_bytes=memory.components, peak_moment=memory.peak_moment,
         peak_allocated_bytes=memory.peak_allocated_bytes,
         peak_reserved_bytes=memory.peak_reserved_bytes, device_bytes=memory.device_bytes,
-        device_p10_bytes=risk.p10_bytes, device_p90_bytes=risk.p90_bytes,
-        usable_bytes=float(c.gpu.usable_memory_bytes), oom_risk=risk.oom_risk,
-        eighty_percent_rule=risk.eighty_percent_rule, time_s=seconds,
+        device_p10_bytes=float(risk.p10_bytes[index]),
+        device_p90_bytes=float(risk.p90_bytes[index]),
+        usable_bytes=float(c.gpu.usable_memory_bytes), oom_risk=float(risk.oom_risk[index]),
+        eighty_percent_rule=bool(risk.safe_by_80_percent_rule[index]), time_s=seconds,
     )  # fmt: skip
 
 
 def _quick_price(layout: Layout) -> tuple[float, float, float]:
     """Tokens per second, OOM risk and fill of the fullest rank, by the closed form."""
     step = evaluate(layout, price_layout(layout), "closed form").step_time_s
-    memory = layout_memory(layout)
-    risks = layout_risk(layout, memory)
-    fill = max(
-        m.device_bytes / c.gpu.usable_memory_bytes
-        for m, c in zip(memory, layout.classes, strict=True)
-    )
-    return layout.workload.tokens_per_step / step, max(r.oom_risk for r in risks), fill
+    risk = layout_risk(layout)
+    usable = np.array([c.gpu.usable_memory_bytes for c in layout.classes], float)
+    fill = float((risk.p50_bytes / usable).max())
+    return layout.workload.tokens_per_step / step, float(risk.oom_risk.max()), fill
 
 
 def _seconds_per_sequence(layout: Layout, index: int, times: ClassTimes) -> float:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from simulator.analysis.prediction import Range
+from simulator.cost.kernel_rates import rates
+from simulator.spec.layout import Layout
 
 #: Prior sigma of log(measured/predicted) step time: the 8 to 15 % mean errors that analytical
 #: predictors report on runs they were not fitted to (vTrain, arXiv 2312.12391 tables; Calculon).
@@ -32,6 +34,13 @@ def prior_time_spread(n_gpu_types: int, transferred: bool) -> TimeSpread:
     """Wider for mixed clusters and for GPUs whose kernel rates were transferred."""
     sigma = PRIOR_TIME_SIGMA * (1.25 if n_gpu_types > 1 else 1.0) * (1.5 if transferred else 1.0)
     return TimeSpread(sigma)
+
+
+def layout_time_spread(layout: Layout) -> TimeSpread:
+    """Spread of a layout's step time."""
+    gpus = {c.gpu.name: c.gpu for c in layout.classes}.values()
+    transferred = any(rates(gpu).basis != "measured" for gpu in gpus)
+    return prior_time_spread(len(gpus), transferred)
 
 
 def time_range(step_time_s: float, spread: TimeSpread) -> Range:

@@ -301,7 +301,11 @@ def _reduce_s(
 
     def one(parameters: Array, ranks: Array, degree: Array) -> Array:
         size = parameters * recipe.reduce_bytes
-        bucket = np.minimum(size, max(stack.framework.bucket_bytes, 1.0))
+        # Fully sharded units are reduced whole, everything else in the stack's buckets.
+        limit = np.where(
+            batch.sharding == Sharding.ZERO3, np.inf, max(stack.framework.bucket_bytes, 1.0)
+        )
+        bucket = np.minimum(size, limit)
         pieces = size / np.maximum(bucket, 1.0)
         whole = placement(
             degree=_int(ranks), stride=_int(batch.tp), gpus_per_node=site.data_network.gpus_per_node
@@ -358,7 +362,8 @@ def _send_s(ctx: LayerContext, site: Site) -> Array:
     )
     size = batch.tokens * ctx.model.hidden * ctx.width / batch.tp
     senders = np.minimum(stride, per_node)
-    time = send_recv_s(site.network, size, here != there, senders_per_node=senders)
+    crosses = (here != there) & (batch.stage + 1 < batch.pp)
+    time = send_recv_s(site.network, size, crosses, senders_per_node=senders)
     return np.where(batch.pp > 1, time, 0.0)
 
 
