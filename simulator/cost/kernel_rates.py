@@ -37,6 +37,7 @@ class GemmParams:
         split_cost: traffic of a split-k reduction over the fp32 partial results, written and
             read once at DRAM rate.
         throttle: loss of clock per e-fold of work above 0.2 ms at peak (power).
+        spare_gain: extra rate of a busy SM when all others idle (shared power and cache).
         backward_factor: efficiency of gradient products over forward ones.
     """
 
@@ -48,6 +49,7 @@ class GemmParams:
     wave_softness: float
     split_cost: float
     throttle: float
+    spare_gain: float
     backward_factor: float = 1.0
 
 
@@ -105,7 +107,7 @@ class KernelRates:
         attention: parameters by kernel (unfused, flash1, flash2, flash3).
         sustained: clock held under the power limit over that of the reference GPU whose
             efficiencies these are; 1 where measured (:func:`sustained_clock`).
-        basis: ``measured`` or ``transferred from <gpu>``.
+        basis: ``measured``; or ``transferred from <gpu>``, with what was measured on top of it.
         source: what the parameters were fitted on.
     """
 
@@ -122,19 +124,24 @@ class KernelRates:
     source: str
 
 
-#: Exponent of clock against power: dynamic power grows with clock times voltage squared and
-#: voltage with clock, so clock goes with the cube root at worst, the square root in mid-range.
-POWER_EXPONENT = 0.5
+#: Exponent of clock against dynamic power: power grows with clock times voltage squared and
+#: voltage with clock. Checks (docs/kernels.md): A100 PCIe against SXM, L4 against A40.
+POWER_EXPONENT = 1.0 / 3.0
 
 
-def sustained_clock(power_per_flops: float, reference_power_per_flops: float) -> float:
-    """Clock held by a power-capped GPU over its reference's, both relative to boost.
+def dynamic_watts_per_flops(gpu: GpuSpec) -> float:
+    """Power left for arithmetic over the two-byte peak rate, joules per FLOP."""
+    return (gpu.power_limit_w - gpu.idle_power_w) / gpu.peak("fp16")
 
-    Arguments are watts of the power limit over peak dense FLOP/s. The reference already sags under
-    its own limit (that is in its efficiency), so only a tighter budget counts: ``min(1,
-    ratio**0.5)``. Modelled, not measured.
+
+def sustained_clock(budget: float, reference: float) -> float:
+    """Clock held under a power budget over the reference GPU's, both relative to boost.
+
+    ``budget`` and ``reference`` are :func:`dynamic_watts_per_flops` of the GPU and of the measured
+    one. The reference already sags under its own limit (that is in its efficiency and throttle),
+    so only a tighter budget counts here; a wider one lessens the throttle (:func:`rates`): ``min(1, (budget/reference)**(1/3))``. Modelled, not measured.
     """
-    return float(min(1.0, (power_per_flops / reference_power_per_flops) ** POWER_EXPONENT))
+    return float(min(1.0, (budget / reference) ** POWER_EXPONENT))
 
 
 @cache
@@ -156,12 +163,11 @@ def rates(gpu: GpuSpec) -> KernelRates:
     table = calibration()
     name = gpu.name if gpu.name in table["gpus"] else _reference(table, gpu)
     entry = table["gpus"][name]
-    measured = name == gpu.name
-    two_byte = gpu.peak("fp16")
-    sustained = 1.0
-    if not measured:
-        sustained = sustained_clock(gpu.power_limit_w / two_byte, entry["watts_per_flops"])
+    own = name == gpu.name
     gemm = _gemm_by_dtype(gpu, entry)
+    sustained = 1.0
+    if not own:
+        sustained = sustained_clock(dynamic_watts_per_flops(gpu), entry["dynamic_watts_per_flops"])
     return KernelRates(
         gpu=gpu.name,
         sm_count=gpu.sm_count,
@@ -170,14 +176,27 @@ def rates(gpu: GpuSpec) -> KernelRates:
         l2_bytes=float(gpu.l2_bytes),
         gemm=gemm,
         memory=MemoryParams(**entry["memory"]),
-        attention={
-            kernel: AttentionParams(**values)
-            for kernel, values in table["attention"][entry["attention"]].items()
-        },
+        attention=_attention_by_kernel(table, entry),
         sustained=sustained,
-        basis="measured" if measured else f"transferred from {name}",
-        source=entry["source"],
+        basis=str(entry["basis"]) if own else f"transferred from {name}",
+        source=str(entry["source"]),
     )
+
+
+def _attention_by_kernel(
+    table: Mapping[str, Any], entry: Mapping[str, Any]
+) -> dict[str, AttentionParams]:
+    """Published efficiencies of the architecture, scaled as this GPU's products are."""
+    result = {}
+    scale = float(entry.get("attention_scale", 1.0))
+    for kernel, values in table["attention"][entry["attention"]].items():
+        params = AttentionParams(**values)
+        result[kernel] = replace(
+            params,
+            forward_efficiency=params.forward_efficiency * scale,
+            backward_efficiency=params.backward_efficiency * scale,
+        )
+    return result
 
 
 def _reference(table: Mapping[str, Any], gpu: GpuSpec) -> str:

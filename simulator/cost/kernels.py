@@ -14,8 +14,8 @@ SMs, the tensor-core rate, the rate at which operands reach the SMs, and the DRA
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -90,11 +90,12 @@ def gemm_time_s(
         raise UserError(Problem("pass_", f"unknown pass {pass_!r}", "fwd, dgrad or wgrad"))
     params = _gemm_params(rates, dtype)
     if pass_ == "dgrad":
-        m, n, k = m, k, n
+        n, k = k, n
     elif pass_ == "wgrad":
         m, n, k = n, k, m
     if pass_ != "fwd":
-        params = replace(params, efficiency=params.efficiency * params.backward_factor)
+        efficiency = min(1.0, params.efficiency * params.backward_factor)
+        params = replace(params, efficiency=efficiency)
     arrays = np.broadcast_arrays(
         *(np.asarray(a, float) for a in (m, n, k, batch, in_bytes, out_bytes))
     )
@@ -141,7 +142,8 @@ def _gemm_chunk(
         feed_time = feed_time * 0.5  # the parameter is stated for two-byte operands
     elif dtype == "fp8":
         feed_time = feed_time * 2.0
-    work = _best_tiling(rates, params, m, n, k, batch, flop_time, feed_time)
+    peak_time = np.full(m.shape, rates.sm_count / peak)
+    work = _best_tiling(rates, params, m, n, k, batch, flop_time, peak_time, feed_time)
     moved = batch * (in_bytes * (m * k + n * k) + out_bytes * m * n)
     floor = moved / (rates.memory_bandwidth_bytes_per_s * params.memory_fraction)
     return np.where(flops > 0, params.latency_s + soft_maximum(work, floor), 0.0)
@@ -155,18 +157,29 @@ def _best_tiling(
     k: Array,
     batch: Array,
     flop_time: Array,
+    peak_time: Array,
     feed_time: Array,
 ) -> Array:
-    """Time of the fastest tile shape and split, seconds, without DRAM floor and latency."""
+    """Time of the fastest tile shape and split, seconds, without DRAM floor and latency.
+
+    ``flop_time`` and ``peak_time`` are seconds per FLOP of one SM as achieved and at the datasheet
+    peak; ``feed_time`` seconds per operand element of one SM. With SMs idle the busy ones run
+    faster (power and cache bandwidth are shared), but never above the peak.
+    """
     best = np.full(m.shape, np.inf)
     reduction = params.split_cost * 8.0 * batch * m * n / rates.memory_bandwidth_bytes_per_s
     firm = 1.0 - params.wave_softness
     for rows, columns in TILES:
         tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
-        step = soft_maximum(2.0 * rows * columns * flop_time, (rows + columns) * feed_time)
+        volume = 2.0 * rows * columns
         for split in SPLITS:
             load = tiles * (split / rates.sm_count)
             waves = np.where(load < 1.0, 1.0, params.wave_softness * load + firm * np.ceil(load))
+            spare = 1.0 / (1.0 + params.spare_gain * np.maximum(0.0, 1.0 - load))
+            step = soft_maximum(
+                volume * np.maximum(flop_time * spare, peak_time),
+                (rows + columns) * feed_time * spare,
+            )
             time = waves * step * (k / split + params.prologue_k)
             if split > 1:
                 time = time + split * reduction + _SPLIT_LAUNCH_S
@@ -187,7 +200,8 @@ def memory_time_s(
 
     Latency plus bytes over the achieved bandwidth; what fits the second-level cache moves faster
     (just-written inputs are read from there). ``kind`` is ``elementwise`` (residual add, cast,
-    copy, rotary, optimiser), ``norm``, ``activation`` (one input) or ``gated_activation``.
+    copy, rotary, optimiser), ``norm`` (RMS), ``layer_norm``, ``activation`` (one input) or
+    ``gated_activation``.
     Zero bytes take no time.
 
     Raises:
@@ -251,7 +265,9 @@ def attention_time_s(
 ) -> Array:
     """Time of the attention core (scores, softmax, values) of one layer, seconds.
 
-    ``kernel`` is ``unfused``, ``flash1``, ``flash2`` or ``flash3``. A flash kernel skips masked
+    ``kernel`` is ``unfused``, ``flash1``, ``flash2``, ``flash3``, or ``flash``: the newest of them
+    that this GPU runs. ``flash1`` also stands for torch's memory-efficient kernel, ``flash3`` for
+    the vendor's own on Hopper and Blackwell. A flash kernel skips masked
     blocks when ``causal`` and its backward pass does 2.5 times the forward FLOPs (five products
     for two: FlashAttention-2, section 4.1). The unfused one multiplies the whole matrix and
     passes over it in memory for scale, mask, softmax and dropout.
@@ -259,6 +275,8 @@ def attention_time_s(
     Raises:
         UserError: unknown ``kernel``, or a dtype that this GPU cannot multiply.
     """
+    if kernel == "flash":
+        kernel = max((name for name in rates.attention if name != "unfused"), default="unfused")
     if kernel not in rates.attention:
         known = ", ".join(sorted(rates.attention))
         raise UserError(
