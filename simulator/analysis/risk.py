@@ -118,7 +118,7 @@ def normal_cdf(z: npt.ArrayLike) -> FloatArray:
     for coefficient in reversed(series):
         poly = (poly + coefficient) * t
     upper = 1.0 - 0.5 * poly * np.exp(-(x**2))
-    return np.where(np.asarray(z, float) >= 0, upper, 1.0 - upper)
+    return np.asarray(np.where(np.asarray(z, float) >= 0, upper, 1.0 - upper), float)
 
 
 def memory_risk(
