@@ -1,0 +1,252 @@
+"""Pipelines of equal stages by formula, for very large batches of plans.
+
+Every argument broadcasts; a batch may mix degrees and micro-batch counts. Each result is the
+longest of a few paths through the step, each of which really has to be run, so it never exceeds
+what :mod:`simulator.evaluate.recurrence` finds. The paths generalise the bubble formulas of arXiv
+2104.04473 section 2.2 and arXiv 2401.10241 section 2 to first and last stages that differ, and to
+transfers that take time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.cost.times import Seconds
+
+Array = npt.NDArray[np.float64]
+Integers = int | npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """A time of the first, the middle and the last stage of the model (chunks included)."""
+
+    first: Seconds
+    middle: Seconds
+    last: Seconds
+
+    def at(self, rank: Array, pp: Array) -> Array:
+        """Value of one rank without interleaving; a single stage is ``first``."""
+        inner = np.where(rank == pp - 1, self.last, self.middle)
+        return np.where(rank == 0, self.first, inner)
+
+    def total(self, stages: Array) -> Array:
+        """Sum over ``stages`` stages."""
+        ends = np.where(stages > 1, self.last, 0.0)
+        return self.first + np.maximum(stages - 2, 0) * self.middle + ends
+
+    def plus(self, other: Kinds) -> Kinds:
+        """Stage by stage sum."""
+        return Kinds(self.first + other.first, self.middle + other.middle, self.last + other.last)
+
+    def largest(self, stages: Array) -> Array:
+        """Largest of all stages."""
+        inner = np.where(stages > 2, self.middle, 0.0)
+        return np.maximum(np.maximum(self.first, inner), np.where(stages > 1, self.last, 0.0))
+
+
+@dataclass(frozen=True)
+class UniformPipeline:
+    """One micro-batch through each kind of stage, seconds.
+
+    With interleaving a stage is one chunk: ``first`` is the first rank's first chunk, ``last`` the
+    last rank's last chunk. ``overlap_pp`` is the share of a transfer that doesn't hold up the
+    computation.
+    """
+
+    forward: Kinds
+    backward_input: Kinds
+    backward_weight: Kinds
+    send_forward: Seconds = 0.0
+    send_backward: Seconds = 0.0
+    overlap_pp: float = 1.0
+
+
+@dataclass(frozen=True)
+class _Paths:
+    """Passes with their transfer slots, and the latency of a hop there and back."""
+
+    forward: Kinds
+    back: Kinds
+    weight: Kinds
+    hop_forward: Array
+    hop_back: Array
+    slot: Array
+
+    @property
+    def hop(self) -> Array:
+        """Latency of a hop to the next rank and back."""
+        return self.hop_forward + self.hop_back
+
+
+def uniform_pipeline_s(
+    schedule: str, stage: UniformPipeline, pp: Integers, vpp: Integers, micro_batches: Integers
+) -> Array:
+    """Seconds from the first forward pass to the last backward pass.
+
+    Raises ValueError for an unknown schedule; ``vpp`` counts for ``interleaved`` only.
+    """
+    p, v, m = (np.asarray(x, float) for x in (pp, vpp, micro_batches))
+    if schedule == "gpipe":
+        return _gpipe_s(stage, p, m)
+    if schedule == "1f1b":
+        return _alternating_s(_paths(stage, p, split=False), p, m)
+    if schedule == "zb-h1":
+        return _alternating_s(_paths(stage, p, split=True), p, m)
+    if schedule == "interleaved":
+        paths = _paths(stage, p, split=False)
+        one = _alternating_s(paths, p, m)
+        return np.where(v > 1, _interleaved_s(paths, p, np.maximum(v, 2), m), one)
+    raise ValueError(f"no formula for schedule {schedule!r}")
+
+
+def _paths(stage: UniformPipeline, p: Array, *, split: bool) -> _Paths:
+    """Put what transfers hold up beside the passes: a slot per pass that has one."""
+    sends = np.maximum(stage.send_forward, stage.send_backward)
+    slot = np.where(p > 1, (1.0 - stage.overlap_pp) * sends, 0.0)
+    back, weight = stage.backward_input, stage.backward_weight
+    if split:
+        # Between the input gradient's send and the next receive stands the weight gradient.
+        weight = weight.plus(Kinds(0.0, slot, slot))
+    else:
+        back, weight = back.plus(weight), Kinds(0.0, 0.0, 0.0)
+    there, and_back = (
+        np.where((p > 1) & (stage.overlap_pp > 0.0), np.maximum(send - slot, 0.0), 0.0)
+        for send in (stage.send_forward, stage.send_backward)
+    )
+    return _Paths(
+        forward=stage.forward.plus(Kinds(0.0, slot, slot)),
+        back=back.plus(Kinds(slot, slot, 0.0)),
+        weight=weight,
+        hop_forward=there,
+        hop_back=and_back,
+        slot=slot,
+    )
+
+
+def _gpipe_s(stage: UniformPipeline, p: Array, m: Array) -> Array:
+    """Two flow shops, forward and backward: all stages once, the slowest for every other batch."""
+    back = stage.backward_input.plus(stage.backward_weight)
+    total = np.asarray(0.0)
+    for kinds, send in ((stage.forward, stage.send_forward), (back, stage.send_backward)):
+        slot = np.where(p > 1, (1.0 - stage.overlap_pp) * np.asarray(send), 0.0)
+        hop = np.where(p > 1, np.asarray(send), 0.0)
+        network = hop if stage.overlap_pp > 0.0 else np.asarray(0.0)
+        slowest = np.maximum(kinds.largest(p) + slot, network)
+        total = total + kinds.total(p) + (p - 1) * hop + (m - 1) * slowest
+    return total
+
+
+def _prefix(kinds: Kinds, hop: Array, rank: Array) -> Array:
+    """Sum over the ranks before ``rank``, hops included."""
+    inner = np.maximum(rank - 1, 0) * kinds.middle
+    return np.where(rank > 0, kinds.first + inner + rank * hop, 0.0)
+
+
+def _alternating_s(x: _Paths, p: Array, m: Array) -> Array:
+    """1F1B and ZB-H1: the longest of the paths that turn at the first, second, last ranks.
+
+    A path fills the pipeline to rank ``i``, warms up there (its own forward passes or the first
+    micro-batch's round trip downstream), alternates passes of ``i`` or cycles through a window of
+    ranks, ends with the last micro-batch's round trip or its own remaining backward passes, and
+    drains. A cycle through ``n`` ranks advances ``n`` micro-batches, since 1F1B keeps so many
+    between them.
+    """
+    trip = x.forward.plus(x.back)
+    whole = trip.total(p) + (p - 1) * x.hop
+    best = np.zeros(np.broadcast_shapes(p.shape, m.shape, np.shape(whole)))
+    anchors = [np.zeros_like(p), np.minimum(1.0, p - 1), np.maximum(p - 2, 0.0), p - 1]
+    anchors += [np.clip(p - (m - 1) // n, 0.0, p - 1) for n in (2, 3)]
+    for rank in anchors:
+        f, b, w = (k.at(rank, p) for k in (x.forward, x.back, x.weight))
+        before = _prefix(trip, x.hop, rank)
+        down = whole - before - (f + b)
+        warmup = np.minimum(p - 1 - rank, m - 1)
+        steady = m - 1 - warmup
+        early = np.maximum(steady - rank, 0.0)  # weight gradients that aren't put off
+        first = np.maximum(warmup * f, np.where(steady > 0, down, 0.0))
+        last = np.maximum(warmup * (b + np.where(early > 0, w, 0.0)), down)
+        own = steady * (f + b) + early * w
+        chain = np.maximum(own, _cycles(x, p, rank, steady) - (steady - early) * w)
+        ends = np.maximum(first + chain + last, warmup * b + down + chain)
+        below = _below(x, p, rank, steady) + 2 * down
+        ends = np.maximum(ends, np.where(steady > 0, below, 0.0))
+        drain = np.maximum(x.weight.first, (np.minimum(rank, m - 1) + 1) * (w - x.slot) - before)
+        best = np.maximum(best, before + (f + b) + ends + drain)
+    return best
+
+
+def _below(x: _Paths, p: Array, rank: Array, steady: Array) -> Array:
+    """Advance ``steady`` micro-batches at the slowest rank downstream, one of them here."""
+    trip = x.forward.plus(x.back)
+    slow = np.maximum(trip.at(rank, p), trip.at(p - 1, p))
+    slow = np.maximum(slow, np.where(rank < p - 2, trip.middle, 0.0))
+    return trip.at(rank, p) + (steady - 1) * slow
+
+
+def _cycles(x: _Paths, p: Array, rank: Array, steady: Array) -> Array:
+    """Longest way to advance ``steady`` micro-batches in cycles through a window around a rank."""
+    trip = x.forward.plus(x.back)
+    work = trip.plus(x.weight)
+    best = np.zeros(np.broadcast_shapes(p.shape, steady.shape, np.shape(x.hop)))
+    tops = (np.zeros_like(rank), np.minimum(1.0, rank), rank)
+    for low, high in ((tops[0], 0), (tops[0], 1), (tops[1], 0), (tops[1], 1), (tops[2], 0)):
+        ranks = p - low - high
+        inside = (rank <= p - 1 - high) & (ranks >= 2)
+        bottom = trip.last if high == 0 else trip.middle
+        cycle = trip.at(low, p) + bottom + np.maximum(ranks - 2, 0) * trip.middle
+        cycle = cycle + (ranks - 1) * x.hop + x.weight.at(low, p)
+        full, rest = np.divmod(np.maximum(steady - 1, 0), np.maximum(ranks, 1))
+        slow = np.maximum(work.at(low, p), work.last if high == 0 else work.middle)
+        slow = np.maximum(slow, np.where(ranks > 2, work.middle, 0.0))
+        length = work.at(rank, p) + full * cycle + rest * slow
+        best = np.maximum(best, np.where(inside & (full > 0), length, 0.0))
+    return best
+
+
+def _interleaved_s(x: _Paths, p: Array, v: Array, m: Array) -> Array:
+    """Interleaved 1F1B: as :func:`_alternating_s`, with all chunks of a rank in its own passes.
+
+    The first backward pass waits for the first micro-batch's way through all chunks, which the
+    rounds of ``width`` micro-batches may hold up; the end mirrors the beginning.
+    """
+    stages, width = p * v, m / np.maximum(np.floor(m / p), 1.0)
+    best = np.zeros(np.broadcast_shapes(stages.shape, m.shape, np.shape(x.hop)))
+    directions = ((x.forward, x.hop_forward), (x.back, x.hop_back))
+    for rank in (np.zeros_like(p), np.minimum(1.0, p - 1), np.maximum(p - 2, 0.0), p - 1):
+        total = []
+        for kind, _ in directions:
+            special = np.where(rank == 0, kind.first - kind.middle, 0.0)
+            special = special + np.where(rank == p - 1, kind.last - kind.middle, 0.0)
+            total.append(v * kind.middle + special)
+        f, b = total[0] / v, total[1] / v
+        passes = v * m
+        warmup = np.minimum((v - 1) * width + 2 * (p - 1 - rank), passes)
+        steady = passes - 1 - warmup
+        way = [_one_way(k, hop, p, v, width) for k, hop in directions]
+        before = [
+            np.where(rank > 0, k.first + (rank - 1) * k.middle + rank * hop, 0.0)
+            for k, hop in directions
+        ]
+        after = [
+            np.where(rank < p - 1, (p - 2 - rank) * k.middle + k.last + (p - 1 - rank) * hop, 0.0)
+            for k, hop in directions
+        ]
+        own = np.minimum(warmup + 1, passes)
+        start, end = before[0] + own * f, before[1] + own * b
+        waited_start, waited_end = way[0] + after[1], way[1] + after[0]
+        both = np.maximum(waited_start + end, start + waited_end)
+        full = np.maximum(start, waited_start) + steady * (f + b) + np.maximum(end, waited_end)
+        both = np.maximum(both, start + end)
+        best = np.maximum(best, np.where(steady > 0, full, both))
+    return best
+
+
+def _one_way(kind: Kinds, hop: Array, p: Array, v: Array, width: Array) -> Array:
+    """First micro-batch through all stages: each chunk but the last may wait for its round."""
+    chunk = np.maximum(p * (kind.middle + hop), width * kind.middle)
+    ends = (kind.first - kind.middle) + (kind.last - kind.middle)
+    return (v - 1) * chunk + p * kind.middle + (p - 1) * hop + ends
