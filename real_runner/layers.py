@@ -174,7 +174,7 @@ class Attention(nn.Module):
         return out
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
     def _rotate(self, x: Tensor) -> Tensor:
         width = int(self.head_dim * self.details.rope_fraction)
@@ -182,6 +182,11 @@ class Attention(nn.Module):
             return rotate(x, self.details.rope_theta)
         turned = rotate(x[..., :width], self.details.rope_theta)
         return torch.cat((turned, x[..., width:]), dim=-1)
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(batch, length, heads * width) to (batch, heads, length, width)."""
+    return x.view(*x.shape[:-1], heads, -1).transpose(1, 2)
 
 
 def attend(
@@ -230,10 +235,10 @@ class LatentAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         mla, heads = self.mla, self.spec.heads
         latent = self.q_norm(self.q_down(x)) if mla.q_lora_rank else x
-        q = self.q(latent).unflatten(-1, (heads, -1)).transpose(1, 2)
+        q = split_heads(self.q(latent), heads)
         q_plain, q_rope = q.split((mla.qk_nope_head_dim, mla.qk_rope_head_dim), dim=-1)
         down, k_rope = self.kv_down(x).split((mla.kv_lora_rank, mla.qk_rope_head_dim), dim=-1)
-        kv = self.kv_up(self.kv_norm(down)).unflatten(-1, (heads, -1)).transpose(1, 2)
+        kv = split_heads(self.kv_up(self.kv_norm(down)), heads)
         k_plain, v = kv.split((mla.qk_nope_head_dim, mla.v_head_dim), dim=-1)
         q_rope = rotate(q_rope, self.details.rope_theta)
         k_rope = rotate(k_rope[:, None], self.details.rope_theta).expand_as(q_rope)

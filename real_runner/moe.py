@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,16 +29,22 @@ class Experts(nn.Module):
             if spec.gated:
                 self.gate_bias = nn.Parameter(torch.empty(experts, width))
 
-    def forward(self, x: Tensor, index: int) -> Tensor:
-        """Tokens (n, hidden) through expert ``index``."""
-        biased = self.spec.mlp_bias
-        up = F.linear(x, self.up[index], self.up_bias[index] if biased else None)
+    def forward(self, parts: Sequence[Tensor]) -> Tensor:
+        """``parts[i]`` (n_i, hidden) through expert ``i``; (sum of n_i, hidden) in that order."""
+        weights = {name: p.unbind(0) for name, p in self.named_parameters()}
+        outputs = [self._expert(x, i, weights) for i, x in enumerate(parts) if x.shape[0]]
+        return torch.cat(outputs)
+
+    def _expert(self, x: Tensor, index: int, weights: dict[str, tuple[Tensor, ...]]) -> Tensor:
+        def product(name: str, operand: Tensor) -> Tensor:
+            bias = weights[f"{name}_bias"][index] if self.spec.mlp_bias else None
+            return F.linear(operand, weights[name][index], bias)
+
         if self.spec.gated:
-            gate = F.linear(x, self.gate[index], self.gate_bias[index] if biased else None)
-            inner = activate(gate, self.spec, self.details) * up
+            inner = activate(product("gate", x), self.spec, self.details) * product("up", x)
         else:
-            inner = activate(up, self.spec, self.details)
-        return F.linear(inner, self.down[index], self.down_bias[index] if biased else None)
+            inner = activate(product("up", x), self.spec, self.details)
+        return product("down", inner)
 
 
 class MoeMlp(nn.Module):
@@ -66,9 +74,8 @@ class MoeMlp(nn.Module):
         order = chosen.flatten().argsort(stable=True)
         rows = order // self.moe.top_k
         sizes = torch.bincount(chosen.flatten(), minlength=self.moe.experts).tolist()
-        parts = flat[rows].split(sizes)
-        outputs = [self.experts(part, i) for i, part in enumerate(parts) if part.shape[0]]
-        weighted = torch.cat(outputs) * weights.flatten()[order, None].to(x.dtype)
+        outputs = self.experts(torch.split(flat[rows], sizes))
+        weighted = outputs * weights.flatten()[order, None].to(x.dtype)
         mixed = torch.zeros_like(flat).index_add(0, rows, weighted)
         if self.moe.shared_width:
             shared = self.shared(flat)
