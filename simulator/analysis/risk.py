@@ -38,7 +38,7 @@ class MemorySpread:
     assumptions: tuple[str, ...]
 
 
-def _prior(allocated: float, why: str) -> MemorySpread:
+def _prior(allocated: float, why: str, *stack_assumptions: str) -> MemorySpread:
     return MemorySpread(
         allocated,
         fragmentation=0.5,
@@ -51,16 +51,30 @@ def _prior(allocated: float, why: str) -> MemorySpread:
             "and topology",
             "errors are independent between the three parts and lognormal in sum",
             "nothing else uses the GPU",
+            *stack_assumptions,
         ),
     )
 
 
 #: Prior by stack.
 PRIOR_SPREADS: dict[str, MemorySpread] = {
-    "megatron-core": _prior(0.02, "within 1 % on published peaks of one software version"),
-    "torchtitan": _prior(0.03, "within 3 % on published reserved peaks"),
+    "megatron-core": _prior(
+        0.02,
+        "within 1 % on published peaks of one software version",
+        "cross-entropy is fused (--cross-entropy-loss-fusion); unfused it takes about 8 bytes "
+        "more per logit",
+    ),
+    "torchtitan": _prior(
+        0.03,
+        "within 3 % on published reserved peaks",
+        "cross-entropy is torch's own in fp32; compiled or chunked losses take less",
+    ),
     "megatron-deepspeed": _prior(0.05, "few published peaks, precision and version often unsaid"),
-    "composer-fsdp": _prior(0.05, "no published peaks, only runs that fitted"),
+    "composer-fsdp": _prior(
+        0.05,
+        "no published peaks, only runs that fitted",
+        "cross-entropy is flash-attention's fused one (LLM Foundry's default)",
+    ),
     "gpumix": _prior(0.04, "not yet compared with measured runs"),
 }
 _UNKNOWN = _prior(0.08, "no measurements of this stack")

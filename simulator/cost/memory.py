@@ -21,12 +21,7 @@ from simulator.cost.activations import (
 )
 from simulator.cost.batch import Array, RankBatch, batch_of
 from simulator.cost.operators import LayerContext
-from simulator.cost.state import (
-    Pools,
-    TrainingState,
-    pools,
-    training_state,
-)
+from simulator.cost.state import TrainingState, training_state
 from simulator.spec.layout import Layout
 from simulator.spec.model import ModelSpec
 from simulator.spec.plan import Offload
@@ -136,17 +131,13 @@ def rank_memory(
     allocated = np.stack([sum(m.values(), np.zeros(len(batch))) for m in moments])
     peak = allocated.argmax(axis=0)
     chosen = {name: _pick(peak, [m[name] for m in moments]) for name in moments[0]}
-    absent = state.gradients - chosen["gradients"]
-    cached = pools(stack, state, work.logits, absent, options.expandable_segments)
+    fragmentation, reclaimable = _fragmentation(stack, state, moments, allocated, options)
     nccl = stack.framework.communicator_bytes * options.communicator_scale
     return MemoryBreakdown(
         **chosen,
-        # Logits are few large blocks with segments of their own: they don't splinter.
-        fragmentation=_fragmentation(
-            stack, allocated.max(axis=0) - chosen["logits"], cached, options
-        ),
+        fragmentation=fragmentation,
         framework=stack.framework.context_bytes + nccl * communicators(stack, batch),
-        reclaimable=cached.stranded + absent,
+        reclaimable=reclaimable,
         allocated_by_moment=allocated,
         peak_moment=peak,
         in_flight=work.in_flight,
@@ -238,10 +229,34 @@ def _pick(peak: npt.NDArray[np.intp], values: list[Array]) -> Array:
     return np.asarray(np.take_along_axis(np.stack(values), peak[None, :], axis=0)[0], float)
 
 
-def _fragmentation(stack: Stack, allocated: Array, cached: Pools, options: MemoryOptions) -> Array:
-    """Reserved minus allocated at the peak: other streams' pools, stranded blocks, splinters."""
+def _fragmentation(
+    stack: Stack,
+    state: TrainingState,
+    moments: list[dict[str, Array]],
+    allocated: Array,
+    options: MemoryOptions,
+) -> tuple[Array, Array]:
+    """Peak reserved minus peak allocated, and the part of it that torch can return.
+
+    Torch caches freed blocks per stream. Stacks that gather and reduce on their own streams
+    (``stream_pools``) hold the gather buffers there, and the reduced gradients even at moments that
+    do not have them yet: those of the step before. The loss frees 16-bit logits whose blocks its
+    fp32 gradients can't use. Everything splinters by the stack's share but logits: few large
+    blocks with segments of their own.
+    """
     share = 0.0 if options.expandable_segments else stack.framework.fragmentation
-    return cached.other_streams + cached.stranded + share * allocated
+    logits = np.stack([m["logits"] for m in moments])
+    gradients = np.stack([m["gradients"] for m in moments])
+    pooled, stranded = np.zeros_like(gradients), np.zeros_like(logits[0])
+    if stack.buffers.stream_pools:
+        pooled = state.gradients - gradients
+        if not options.expandable_segments:
+            cached = stack.buffers.logits_cached_bytes / stack.kept.logits_bytes
+            stranded = logits.max(axis=0) * cached
+    needed = allocated + share * (allocated - logits)
+    always = state.gather_buffers * stack.buffers.stream_pools
+    reserved = (needed + pooled).max(axis=0) + stranded
+    return reserved + always - allocated.max(axis=0), reserved - needed.max(axis=0)
 
 
 def communicators(stack: Stack, batch: RankBatch) -> Array:
@@ -268,19 +283,26 @@ class ClassMemory:
     usable_bytes: float
 
 
+def layout_options(layout: Layout, *, expert_imbalance: float = 1.0) -> MemoryOptions:
+    """What a layout's plan says beside its batch of rank classes, for every class in order."""
+    plan = layout.plan
+    scale = np.array([COMMUNICATOR_SCALE.get(c.gpu.architecture, 1.0) for c in layout.classes])
+    return MemoryOptions(
+        schedule=plan.schedule,
+        attention=layout.stack.kept.attention if plan.attention == "auto" else plan.attention,
+        compiled=plan.compile,
+        offload=plan.offload,
+        expert_imbalance=expert_imbalance,
+        communicator_scale=scale,
+    )
+
+
 def layout_breakdown(layout: Layout, *, expert_imbalance: float = 1.0) -> MemoryBreakdown:
     """Memory of every rank class of a layout as one batch, in the layout's class order."""
-    plan = layout.plan
-    rows = batch_of(layout)
-    attention = layout.stack.kept.attention if plan.attention == "auto" else plan.attention
-    scale = np.array([COMMUNICATOR_SCALE.get(c.gpu.architecture, 1.0) for c in layout.classes])
-    options = MemoryOptions(
-        schedule=plan.schedule, attention=attention, compiled=plan.compile,
-        offload=plan.offload, expert_imbalance=expert_imbalance,
-        communicator_scale=scale,
-    )  # fmt: skip
-    recipe = layout.stack.recipe(plan.precision)
-    return rank_memory(layout.model, layout.stack, recipe, plan.optimizer, rows, options)
+    plan, stack = layout.plan, layout.stack
+    options = layout_options(layout, expert_imbalance=expert_imbalance)
+    recipe = stack.recipe(plan.precision)
+    return rank_memory(layout.model, stack, recipe, plan.optimizer, batch_of(layout), options)
 
 
 def layout_memory(layout: Layout, *, expert_imbalance: float = 1.0) -> tuple[ClassMemory, ...]:

@@ -84,7 +84,6 @@ def training_state(
     moments = recipe.moment_bytes * moment_share(optimizer)
     optimizer_bytes = owned * (recipe.master_bytes + moments)
     parameters = np.where(zero3, owned, held) * recipe.param_bytes
-    parameters = parameters + held * recipe.cached_param_bytes
     sharded_gradients = batch.sharding >= Sharding.ZERO2
     gradients = np.where(sharded_gradients, owned, held) * recipe.grad_bytes
     if offload in ("optimizer", "state"):
@@ -171,35 +170,3 @@ def _wgrad(stack: Stack, model: ModelSpec, batch: RankBatch, shards: ShardParame
         attention = np.where(batch.dense_layers > 0, 0.0, 1.0) * shards.moe[0]
         elements = elements + (batch.moe_layers > 0) * (expert + attention)
     return 2.0 * elements
-
-
-@dataclass(frozen=True)
-class Pools:
-    """Reserved bytes beyond the peak's allocated ones, by cause; arrays over rows."""
-
-    other_streams: Array
-    stranded: Array
-
-
-def pools(
-    stack: Stack,
-    state: TrainingState,
-    logits: Array,
-    absent_gradients: Array,
-    expandable_segments: bool = False,
-) -> Pools:
-    """Blocks that the caching allocator holds but the peak cannot use.
-
-    Torch caches freed blocks per stream. Stacks that gather and reduce on their own streams
-    (``stream_pools``) hold the gather buffers and the reduced gradients there; those gradients
-    that the peak does not have yet (``absent_gradients``) stay reserved from the step before.
-    ``logits`` frees blocks too small for the loss's gradients.
-    """
-    zero = np.zeros_like(logits)
-    if not stack.buffers.stream_pools:
-        return Pools(zero, zero)
-    stranded = logits * (stack.buffers.logits_cached_bytes / stack.kept.logits_bytes)
-    return Pools(
-        state.gather_buffers + absent_gradients + zero,
-        zero if expandable_segments else stranded,
-    )

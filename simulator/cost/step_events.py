@@ -14,9 +14,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from simulator.cost.activations import in_flight
-from simulator.cost.allocator import Allocate, Event, Release
-from simulator.cost.batch import RankBatch
-from simulator.cost.memory import DEFAULT_OPTIONS, MemoryOptions
+from simulator.cost.allocator import Allocate, AllocatorTrace, Event, Release, replay
+from simulator.cost.batch import RankBatch, batch_of
+from simulator.cost.memory import DEFAULT_OPTIONS, MemoryOptions, layout_options
 from simulator.cost.operators import (
     LayerContext,
     Operator,
@@ -26,6 +26,7 @@ from simulator.cost.operators import (
 )
 from simulator.cost.shards import shard_parameters
 from simulator.cost.state import training_state
+from simulator.spec.layout import Layout
 from simulator.spec.model import ModelSpec
 from simulator.spec.plan import Recompute, Sharding
 from simulator.spec.stack import PrecisionRecipe, Stack
@@ -67,6 +68,30 @@ def step_events(
         while waiting:
             yield from step.backward(waiting.popleft())
         yield from step.update()
+
+
+def replay_class(
+    layout: Layout, index: int, *, expandable_segments: bool = False, steps: int = 2
+) -> AllocatorTrace:
+    """Replay the steps of one rank class of a layout through the allocator, on its GPU's memory.
+
+    ``failed_key`` of the result is set where a request fits neither free nor returned memory.
+
+    Raises:
+        IndexError: the layout has no such class.
+    """
+    ranks = layout.classes[index]
+    options = layout_options(layout)
+    recipe = layout.stack.recipe(layout.plan.precision)
+    batch = batch_of(layout, (ranks,))
+    events = step_events(
+        layout.model, layout.stack, recipe, layout.plan.optimizer, batch, options, steps
+    )
+    return replay(
+        events,
+        expandable_segments=expandable_segments,
+        capacity_bytes=int(ranks.gpu.usable_memory_bytes),
+    )
 
 
 class _Step:
