@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: More rows than this are hard to read; the tables hold all of them.
 MAX_ROWS = 20
-MAX_CURVES = 6
+MAX_CURVES = 5
 _ROW_PX = 46
 
 
@@ -74,7 +74,7 @@ def memory_figure(p: Prediction) -> Drawing:
     _rows_frame(figure, labels, "GiB on one GPU", [0, top])
     full = p.classes[p.fullest]
     title = (
-        f"{names[full.index]} is the fullest: {gib(full.device_bytes)} of "
+        f"The fullest is {names[full.index]}: {gib(full.device_bytes)} of "
         f"{gib(full.usable_bytes)} GiB, {percent(full.oom_risk)} risk of running out"
     )
     caption = (
@@ -90,7 +90,7 @@ def _mark_capacity(figure: go.Figure, classes: Sequence[ClassPrediction]) -> Non
     for y, c in enumerate(classes):
         figure.add_shape(
             type="line", x0=c.usable_bytes / GIB, x1=c.usable_bytes / GIB, y0=y - 0.48, y1=y + 0.48,
-            line={"color": palette.VERDICT_COLOURS["does not fit"], "width": 4},
+            line={"color": palette.VERDICT_COLOURS["does not fit"], "width": 3},
         )  # fmt: skip
     figure.add_scatter(
         mode="markers", showlegend=False, hoverinfo="skip", y=list(range(len(classes))),
@@ -152,15 +152,16 @@ def _shares_title(p: Prediction) -> str:
 
 
 def memory_time_figure(p: Prediction, curves: Sequence[MemoryCurve]) -> Drawing:
-    """Device memory over the step, one line per rank class; the fullest classes where many."""
+    """Device memory over the step, one line per rank class; evenly spaced ones where many."""
     import plotly.graph_objects as go
 
     names = class_names(p)
-    fill = [float(c.bytes_.max()) / p.classes[c.rank_class].usable_bytes for c in curves]
-    kept, left_out = _fewer(list(range(len(curves))), fill, MAX_CURVES)
+    kept = spread([c.rank_class for c in curves], MAX_CURVES, p.fullest)
+    left_out = len(curves) - len(kept)
+    curves = [c for c in curves if c.rank_class in kept]
     figure = go.Figure()
     scale, unit = time_unit(p.step_time_s.p50)
-    for n, curve in enumerate(curves[i] for i in kept):
+    for n, curve in enumerate(curves):
         name = names[curve.rank_class]
         figure.add_scatter(
             name=escape(name),
@@ -175,44 +176,53 @@ def memory_time_figure(p: Prediction, curves: Sequence[MemoryCurve]) -> Drawing:
             },
             hovertemplate=f"{escape(name)}: %{{y:.1f}} GiB at %{{x:.4~g}} {unit}<extra></extra>",
         )
-    usable: dict[float, str] = {}
-    for i in kept:
-        cls = p.classes[curves[i].rank_class]
-        usable.setdefault(cls.usable_bytes / GIB, cls.gpu)
-    for value, gpu in usable.items():
+    usable = _usable_lines([p.classes[c.rank_class] for c in curves])
+    for value, text in usable.items():
         figure.add_hline(
             y=value, line={"color": palette.VERDICT_COLOURS["does not fit"], "width": 2.5},
-            annotation={"text": f"usable on {escape(gpu)}", "font": {"size": 11}},
-            annotation_position="bottom right",
+            annotation={"text": escape(text), "font": {"size": 11}},
+            annotation_position="top right",
         )  # fmt: skip
-    highest = max(
-        [*usable, *(float(curves[i].bytes_.max()) / GIB for i in kept)],
-    )
+    highest = max([*usable, *(float(c.bytes_.max()) / GIB for c in curves)])
     frame(figure, 380)
-    figure.update_xaxes(title=f"{unit} into the step", rangemode="tozero")
+    figure.update_xaxes(title=f"{unit} into the step", rangemode="tozero", tickformat=",")
     figure.update_yaxes(title="GiB on one GPU", range=[0, 1.08 * highest])
     caption = (
         "Activations in flight, on top of what stays all step, up to the estimated peak of forward "
         "and backward; the optimiser's step has its own estimate. Drag to zoom, double-click to "
         "go back."
     )
-    title = _curves_title(p, [curves[i] for i in kept])
+    title = _curves_title(p, curves)
     return Drawing(title, caption + _left_out(left_out, "rank classes"), figure, zoomable=True)
 
 
 def _curves_title(p: Prediction, curves: Sequence[MemoryCurve]) -> str:
     top = max(curves, key=lambda c: float(c.bytes_.max()) / p.classes[c.rank_class].usable_bytes)
+    cls = p.classes[top.rank_class]
     at = float(top.times_s[int(top.bytes_.argmax())])
-    moment = p.classes[top.rank_class].peak_moment
+    peak, name = gib(float(top.bytes_.max())), class_names(p)[cls.index]
+    words = "Furthest over" if cls.fill > 1 else "Closest to"
     return (
-        f"Memory of {class_names(p)[top.rank_class]} peaks {format_seconds(at)} into the step "
-        f"({moment})"
+        f"{words} its limit is {name}: {peak} of {gib(cls.usable_bytes)} GiB, "
+        f"first {format_seconds(at)} into the step"
     )
 
 
+def _usable_lines(classes: Sequence[ClassPrediction]) -> dict[float, str]:
+    """Usable GiB -> label; GPU types that differ by less than 1 GiB share a line."""
+    lines: dict[float, list[str]] = {}
+    for c in sorted(classes, key=lambda c: c.usable_bytes):
+        value = c.usable_bytes / GIB
+        near = next((at for at in lines if value - at < 1.0), value)
+        lines.setdefault(near, []).append(c.gpu)
+    if len(lines) == 1:
+        return dict.fromkeys(lines, "usable")
+    return {at: f"usable on {', '.join(dict.fromkeys(gpus))}" for at, gpus in lines.items()}
+
+
 def time_unit(step_time_s: float) -> tuple[float, str]:
-    """Factor from seconds and unit of a time axis: milliseconds up to 20 s."""
-    return (1e3, "ms") if step_time_s < 20.0 else (1.0, "s")
+    """Factor from seconds and unit of a time axis: milliseconds up to 5 s."""
+    return (1e3, "ms") if step_time_s < 5.0 else (1.0, "s")
 
 
 def _fullest(p: Prediction) -> list[ClassPrediction]:
@@ -231,6 +241,17 @@ def _fewer(
     """At most ``limit`` items, those of most weight, in their order; how many were left out."""
     ranked = sorted(range(len(items)), key=lambda n: (-weight[n], n))[:limit]
     return [items[n] for n in sorted(ranked)], max(len(items) - limit, 0)
+
+
+def spread(items: Sequence[int], limit: int, must: int) -> list[int]:
+    """``limit`` (at least 2) evenly spaced items, first and last among them, and ``must``."""
+    if len(items) <= limit:
+        return list(items)
+    picked = [items[round(n * (len(items) - 1) / (limit - 1))] for n in range(limit)]
+    if must in items and must not in picked:
+        nearest = min(range(limit), key=lambda n: abs(picked[n] - must))
+        picked[nearest] = must
+    return sorted(set(picked))
 
 
 def _left_out(count: int, what: str) -> str:

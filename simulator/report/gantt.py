@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from simulator.graph.action import Kind, parse_action
 from simulator.report import palette
 from simulator.report.curves import representative_streams
-from simulator.report.figures import Drawing, frame, time_unit
+from simulator.report.figures import Drawing, frame, spread, time_unit
 from simulator.report.words import TIME_LABELS, class_names, is_pipeline, percent, time_label
 from simulator.units import format_seconds
 
@@ -71,14 +71,14 @@ def timeline_figure(p: Prediction, timeline: Timeline, max_bars: int = MAX_BARS)
     lanes, height = _lanes(p, chosen, records)
     figure = go.Figure()
     scale, unit = time_unit(p.step_time_s.p50)
-    for category in TIME_LABELS:
-        own = [r for r in records if r.category == category]
-        if own:
-            _add_bars(figure, category, own, lanes, scale)
+    # Computation last: a browser draws the thinnest task a pixel wide, over its neighbours.
+    for rank, (name, colour, own) in reversed(list(enumerate(_layers(records)))):
+        _add_bars(figure, name, colour, own, lanes, scale)
+        figure.data[-1].legendrank = rank
     frame(figure, round(height) + 60)
     end = float(timeline.end_ns.max()) / 1e9 * scale
     figure.update_layout(barmode="overlay", dragmode="zoom", hovermode="closest")
-    figure.update_xaxes(title=f"{unit} into the step", range=[0, end])
+    figure.update_xaxes(title=f"{unit} into the step", range=[0, end], tickformat=",")
     figure.update_yaxes(
         tickmode="array", tickvals=[x.centre for x in lanes.values()],
         ticktext=[x.label for x in lanes.values()], range=[height, 0], fixedrange=True,
@@ -98,21 +98,10 @@ def _chosen_classes(p: Prediction, timeline: Timeline, max_bars: int) -> list[in
             counts[stream.rank_class] = counts.get(stream.rank_class, 0) + len(stream.tasks)
     everything = sorted(counts)
     for limit in range(min(MAX_CLASSES, len(everything)), 1, -1):
-        chosen = _spread(everything, limit, p.fullest)
+        chosen = spread(everything, limit, p.fullest)
         if sum(counts[c] for c in chosen) <= max_bars:
             return chosen
     return [p.fullest] if p.fullest in counts else everything[:1]
-
-
-def _spread(items: Sequence[int], limit: int, must: int) -> list[int]:
-    """``limit`` (at least 2) evenly spaced items, first and last among them, and ``must``."""
-    if len(items) <= limit:
-        return list(items)
-    picked = [items[round(n * (len(items) - 1) / (limit - 1))] for n in range(limit)]
-    if must in items and must not in picked:
-        nearest = min(range(limit), key=lambda n: abs(picked[n] - must))
-        picked[nearest] = must
-    return sorted(set(picked))
 
 
 def _lanes(
@@ -142,9 +131,30 @@ def _short(p: Prediction, rank_class: int, names: Sequence[str]) -> str:
     return f"stage {stage}" if alone and is_pipeline(p) else names[rank_class]
 
 
+def _layers(records: Sequence[Record]) -> list[tuple[str, str, list[Record]]]:
+    """Name, colour and tasks of each part of the legend; forward passes lighter than backward."""
+    found: list[tuple[str, str, list[Record]]] = []
+    for category in TIME_LABELS:
+        own = [r for r in records if r.category == category]
+        colour = palette.TIME_COLOURS.get(category, palette.OTHER)
+        forward = [r for r in own if category == "compute" and _kind(r) is Kind.F]
+        rest = [r for r in own if category != "compute" or _kind(r) is not Kind.F]
+        if forward:
+            found.append(("forward", palette.FORWARD, forward))
+        if rest:
+            label = "backward" if category == "compute" else time_label(category)
+            found.append((label, colour, rest))
+    return found
+
+
+def _kind(record: Record) -> Kind:
+    return parse_action(record.label).kind
+
+
 def _add_bars(
     figure: go.Figure,
-    category: str,
+    name: str,
+    colour: str,
     records: Sequence[Record],
     lanes: dict[tuple[int, str], Lane],
     scale: float,
@@ -155,13 +165,13 @@ def _add_bars(
     length = np.array([r.end_ns - r.start_ns for r in records], float) / 1e9 * scale
     rows = [lanes[(r.rank_class, r.stream)] for r in records]
     figure.add_bar(
-        name=time_label(category),
+        name=name,
         orientation="h",
         base=start,
         x=length,
         y=np.array([lane.centre for lane in rows]),
         width=np.array([lane.thickness for lane in rows]),
-        marker={"color": palette.TIME_COLOURS.get(category, palette.OTHER), "line": {"width": 0}},
+        marker={"color": colour, "line": {"width": 0}},
         hovertext=[task_words(r) for r in records],
         hoverinfo="text",
     )
@@ -169,7 +179,7 @@ def _add_bars(
 
 def task_words(record: Record) -> str:
     """What a task does, for which micro-batch and chunk, how long and when."""
-    kind = KIND_WORDS[parse_action(record.label).kind]
+    kind = KIND_WORDS[_kind(record)]
     parts = [f"<b>{kind}</b> ({record.label})"]
     if record.micro_batch >= 0:
         parts.append(f"micro-batch {record.micro_batch}")

@@ -43,13 +43,13 @@ def page(
     if _FIGURE_MARK in body or _FIGURE_MARK in lead:
         from plotly.offline import get_plotlyjs
 
-        script = f"<script>{get_plotlyjs()}</script>\n<script>{_asset('page.js')}</script>\n"
+        script = f"<script>{get_plotlyjs()}</script>\n<script>{asset('page.js')}</script>\n"
     links = "".join(f'<li><a href="#{_name(s.id)}">{escape(s.heading)}</a></li>' for s in sections)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{asset('page.css')}</style>\n</head>\n<body>\n"
         f'<div class="sheet">\n<header>\n<h1>{escape(title)}</h1>\n'
         f"<p>{escape(subtitle)}</p>\n"
         f'<nav aria-label="Sections"><ul>{links}</ul></nav>\n</header>\n<main>\n'
@@ -161,7 +161,7 @@ def figure(drawing: Drawing, div_id: str) -> str:
 
 def _legend(traces: Sequence[dict[str, Any]], plot: str) -> str:
     items = []
-    for trace in traces:
+    for trace in sorted(traces, key=lambda t: int(t.get("legendrank", 1000))):
         if trace.get("showlegend") is False or "name" not in trace:
             continue
         line = trace["type"] == "scatter"
@@ -202,5 +202,6 @@ def _script_json(data: Any) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Text of a file that pages carry inside."""
     return files("simulator.report").joinpath("assets", name).read_text(encoding="utf-8")

@@ -1,7 +1,8 @@
 """Colours and fonts of all figures and pages: one meaning, one colour, everywhere.
 
-Hues keep apart for people with red-green blindness: blues for computation and weights, teal for the
-optimiser, yellows to reds for activations and communication, greys for what nobody wants. Text and
+Blues are computation and weights, greens the optimiser, yellows to reds activations and
+communication, greys what nobody wants. Neighbours in a stack differ in lightness too, so that they
+stay apart with red-green blindness (a test simulates it). Text and
 grid are the three neutral colours that a page may exchange for its own (dark screens, print).
 """
 
@@ -24,25 +25,28 @@ MEMORY_COLOURS = {
     "activations": "#e69f00",
     "recompute_working_set": "#f7dc8b",
     "logits": "#c8501e",
-    "temporaries": "#e8a5c8",
-    "fragmentation": "#a3abb5",
+    "temporaries": "#8e4585",
+    "fragmentation": "#d3d8de",
     "framework": "#59626d",
 }
 
 TIME_COLOURS = {
     "compute": "#1b5299",
     "recompute": "#7fb2e5",
-    "dispatch": "#6a4c93",
+    "dispatch": "#262833",
     "tp": "#e69f00",
-    "cp": "#8c3b0c",
+    "cp": "#7a3008",
     "ep": "#f7dc8b",
     "pp": "#c8501e",
-    "dp": "#e8a5c8",
-    "fsdp": "#b0417f",
-    "optimizer": "#0b7a75",
+    "dp": "#e48fbf",
+    "fsdp": "#9c2f6d",
+    "optimizer": "#4dbb9f",
     "overhead": "#59626d",
-    "bubble": "#c9cfd6",
+    "bubble": "#dde1e6",
 }
+
+#: Forward passes in the timeline, where ``compute`` is what backward passes bear.
+FORWARD = "#5b9bd5"
 
 #: Lines that are told apart by colour and by dash.
 LINE_COLOURS = ("#1b5299", "#c8501e", "#0b7a75", "#e69f00", "#6a4c93", "#b0417f", "#59626d")

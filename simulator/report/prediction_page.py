@@ -213,6 +213,7 @@ def _ranks(p: Prediction) -> list[str]:
         html.paragraph(
             "Ranks that do the same work are one class"
             + (", by pipeline stage and GPU type." if stage else ", by GPU type and share of work.")
+            + (" In names, n × b stands for n micro-batches of b." if "×" in names[0] else "")
         ),
         html.table(heads, rows, numbers=range(1, len(heads))),
     ]

@@ -47,7 +47,7 @@ def percent(share: float) -> str:
         return "<0.1 %"
     if 0.999 < share < 1:
         return ">99.9 %"
-    digits = 1 if share < 0.1 or share > 0.95 else 0
+    digits = 1 if 0 < share < 0.1 or 0.95 < share < 1 else 0
     return f"{100 * share:.{digits}f} %"
 
 
