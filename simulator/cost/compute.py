@@ -12,6 +12,7 @@ import numpy as np
 
 from hardware_db.schema import GpuSpec
 from simulator.cost.batch import Array
+from simulator.cost.calibration import UNTUNED, Tuning
 from simulator.cost.kernel_rates import KernelRates
 from simulator.cost.kernels import attention_time_s, gemm_time_s, memory_time_s
 from simulator.cost.operators import LayerContext, Operator
@@ -55,17 +56,24 @@ def attention_kernel(gpu: GpuSpec, asked: str, default: str) -> str:
 
 
 def operator_times(
-    operators: tuple[Operator, ...], ctx: LayerContext, rates: KernelRates
+    operators: tuple[Operator, ...],
+    ctx: LayerContext,
+    rates: KernelRates,
+    tuning: Tuning = UNTUNED,
 ) -> OperatorTimes:
-    """Price operators on a GPU; zero everywhere for an empty list."""
+    """Price operators on a GPU; zero everywhere for an empty list.
+
+    ``tuning`` holds the factors of kernels inside a step over kernels alone.
+    """
+    factor = {"gemm": tuning.gemm, "attention": tuning.attention, "memory": tuning.memory}
     zero = np.zeros(())
     total = OperatorTimes(zero, zero, zero, zero, zero, zero, zero)
     for op in operators:
-        total = total + _one(op, ctx, rates)
+        total = total + _one(op, ctx, rates, factor[op.kind])
     return total
 
 
-def _one(op: Operator, ctx: LayerContext, rates: KernelRates) -> OperatorTimes:
+def _one(op: Operator, ctx: LayerContext, rates: KernelRates, factor: float) -> OperatorTimes:
     if op.kind == "gemm":
         forward, dgrad, wgrad = _gemm(op, ctx, rates)
     elif op.kind == "attention":
@@ -76,11 +84,12 @@ def _one(op: Operator, ctx: LayerContext, rates: KernelRates) -> OperatorTimes:
         dgrad = _memory(op, rates, op.backward_bytes, op.backward_launches)
         wgrad = np.zeros(())
     again = op.recomputed * op.share
+    scale = op.share * factor
     return OperatorTimes(
-        forward * op.share,
-        dgrad * op.share,
-        wgrad * op.share,
-        forward * again,
+        forward * scale,
+        dgrad * scale,
+        wgrad * scale,
+        forward * again * factor,
         np.asarray(op.launches * op.share),
         np.asarray(op.backward_launches * op.share),
         np.asarray(op.launches * again),

@@ -84,6 +84,8 @@ class LayerContext:
     batch: RankBatch
     attention: str = "flash2"
     compiled: bool = False
+    offload_activations: bool = False
+    offload_state: bool = False
 
     @property
     def width(self) -> float:
@@ -566,8 +568,8 @@ def head_operators(ctx: LayerContext) -> tuple[Operator, ...]:
         Operator(
             "cross-entropy",
             "memory",
-            forward_bytes=2 * logits * (ctx.width + 4.0),
-            backward_bytes=logits * (ctx.width + 4.0),
+            forward_bytes=logits * ctx.kept.loss_bytes * 2.0 / 3.0,
+            backward_bytes=logits * ctx.kept.loss_bytes / 3.0,
             launches=5.0,
             backward_launches=3.0,
             saved=(SavedTensor("logits", logits * ctx.kept.logits_bytes),),

@@ -29,8 +29,7 @@ class PrecisionRecipe:
     ``activation_bytes`` is the width of saved activations. ``autocast`` casts fp32 weights at every
     use; ``fused_grad_accumulation`` lets the weight-gradient product add into ``grad_bytes``-wide
     buffers itself. ``operand_bytes`` is the width of the kept inputs of weight products where it
-    differs (fp8; 0: as ``activation_bytes``), ``cached_param_bytes`` that of low-precision copies
-    of product weights which live across micro-batches.
+    differs (fp8; 0: as ``activation_bytes``).
     """
 
     name: str
@@ -45,14 +44,11 @@ class PrecisionRecipe:
     autocast: bool = False
     fused_grad_accumulation: bool = False
     operand_bytes: float = 0.0
-    cached_param_bytes: float = 0.0
 
     @property
     def state_bytes(self) -> float:
         """Parameters, gradients, master weights and moments together, per parameter."""
-        return (
-            self.param_bytes + self.grad_bytes + self.master_bytes + self.moment_bytes
-        )
+        return self.param_bytes + self.grad_bytes + self.master_bytes + self.moment_bytes
 
 
 @dataclass(frozen=True)
@@ -69,6 +65,7 @@ class Kept:
     attention; ``fp32_norm`` whether the norm computes on an fp32 copy that is kept;
     ``rope_kept_bytes`` bytes per element of Q and K kept by an unfused rotary embedding.
     ``logits_bytes`` bytes per local logit that live at the peak of the head's backward pass;
+    ``loss_bytes`` bytes per local logit that the loss moves, forward and backward together;
     ``selective`` is what SELECTIVE recompute drops: ``attention-core`` (arXiv 2205.05198) or
     ``op-policy`` (torchtitan: all but matrix products chosen by its policy and attention).
     ``attention`` is the kernel that ``auto`` means on GPUs that have it.
@@ -85,6 +82,7 @@ class Kept:
     fp32_norm: bool = False
     rope_kept_bytes: float = 0.0
     logits_bytes: float = 4.0
+    loss_bytes: float = 28.0
     selective: str = "attention-core"
     attention: str = "flash2"
 
@@ -198,9 +196,7 @@ class Stack:
 def stack_names() -> list[str]:
     """Names of the shipped stacks."""
     folder = resources.files("simulator") / "stacks"
-    return sorted(
-        p.name[: -len(".yaml")] for p in folder.iterdir() if p.name.endswith(".yaml")
-    )
+    return sorted(p.name[: -len(".yaml")] for p in folder.iterdir() if p.name.endswith(".yaml"))
 
 
 def load_stack(name: str) -> Stack:
@@ -232,10 +228,7 @@ def stack_from_mapping(name: str, data: Mapping[str, Any]) -> Stack:
         return node
 
     body = plain(data, "")
-    recipes = {
-        key: PrecisionRecipe(name=key, **cells)
-        for key, cells in body["recipes"].items()
-    }
+    recipes = {key: PrecisionRecipe(name=key, **cells) for key, cells in body["recipes"].items()}
     return Stack(
         name=name,
         title=body["title"],

@@ -1,0 +1,98 @@
+"""What measured runs say about a stack on a GPU: few factors, each with a physical meaning.
+
+The kernel and network models are fitted on kernels measured alone. Inside a training step they
+run slower (shared bandwidth, clocks under sustained power, strided operands) and the host limits
+them; :class:`Tuning` holds by how much. ``hardware_db/calibration/steps.yaml`` is written by
+``gpumix calibrate`` and read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from hardware_db.schema import GpuSpec
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Factors on predicted times, and host times, of one stack on one GPU type.
+
+    Attributes:
+        gemm, attention, memory: time of matrix products, attention kernels and memory-bound
+            kernels inside a step over their time alone.
+        network: time of collectives inside a layer (tensor, context, expert parallel) and of
+            pipeline sends over the network model's.
+        data_network: time of data-parallel collectives (gradients, sharded parameters).
+        dispatch_s: host time per kernel launch; None takes the stack's.
+        sync_spread: growth of the host's time per unit of sqrt(2 ln tp): ranks of a
+            tensor-parallel group wait for the slowest host at every collective.
+        step_overhead_s, micro_batch_overhead_s: None takes the stack's.
+        basis: ``prior`` or what it was fitted on.
+    """
+
+    gemm: float = 1.0
+    attention: float = 1.0
+    memory: float = 1.0
+    network: float = 1.0
+    data_network: float = 1.0
+    dispatch_s: float | None = None
+    sync_spread: float = 0.0
+    step_overhead_s: float | None = None
+    micro_batch_overhead_s: float | None = None
+    basis: str = "prior"
+
+
+#: No calibration: kernels inside a step as fast as alone, host times of the stack.
+UNTUNED = Tuning()
+
+#: Parameters that a fit may change, with the bounds that keep their meaning.
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "gemm": (0.7, 2.0),
+    "attention": (0.5, 3.0),
+    "memory": (0.5, 3.0),
+    "network": (0.5, 4.0),
+    "data_network": (0.5, 4.0),
+    "dispatch_s": (1e-6, 2e-4),
+    "sync_spread": (0.0, 1.0),
+    "step_overhead_s": (1e-4, 0.5),
+    "micro_batch_overhead_s": (0.0, 0.05),
+}
+
+
+@cache
+def step_calibration() -> dict[str, Any]:
+    """Contents of ``hardware_db/calibration/steps.yaml``; empty where there is none."""
+    path = files("hardware_db") / "calibration" / "steps.yaml"
+    if not path.is_file():
+        return {}
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return dict(yaml.load(path.read_text("utf-8"), Loader=loader) or {})
+
+
+def tuning(stack: str, gpu: GpuSpec, table: Mapping[str, Any] | None = None) -> Tuning:
+    """The calibration of a stack on a GPU: its own, else its architecture's, else the stack's.
+
+    ``table`` is a parsed calibration (default: the shipped one).
+    """
+    groups = (step_calibration() if table is None else table).get("groups", {})
+    for key in (f"{stack}/{gpu.name}", f"{stack}/{gpu.architecture}", stack, "any"):
+        if key in groups:
+            return tuning_from_mapping(groups[key]["parameters"], f"calibrated ({key})")
+    return Tuning()
+
+
+def tuning_from_mapping(parameters: Mapping[str, Any], basis: str) -> Tuning:
+    """Parameters as a calibration file holds them: plain numbers or ``{value: ...}`` cells."""
+    known = {f.name for f in fields(Tuning)} - {"basis"}
+    values = {
+        name: float(cell["value"] if isinstance(cell, Mapping) else cell)
+        for name, cell in parameters.items()
+        if name in known
+    }
+    return replace(Tuning(basis=basis), **values)
