@@ -27,6 +27,7 @@ from benchmarks.kernel_fits import (
 )
 from benchmarks.kernel_layers import layer_fit
 from hardware_db import gpu
+from hardware_db.schema import GpuSpec
 from simulator.cost.kernel_rates import (
     AttentionParams,
     GemmParams,
@@ -53,7 +54,6 @@ class LayerGpu:
 
 
 PRODUCTS_ONLY = ("efficiency", "throttle", "backward_factor")
-WITH_ATTENTION = (*PRODUCTS_ONLY, "memory_scale", "attention_scale")
 
 LAYER_GPUS = (
     LayerGpu("a100x40", "a100-sxm-40gb", "a100-sxm-80gb", "ampere", free=PRODUCTS_ONLY),
@@ -61,8 +61,8 @@ LAYER_GPUS = (
     LayerGpu("a6000", "rtx-a6000", "a40", "ampere"),
     LayerGpu("h100-nvl", "h100-nvl-94gb", "h100-sxm-80gb", "hopper"),
     LayerGpu("l4", "l4", "a40", "ada"),
-    LayerGpu("t4", "t4", "a40", "turing", free=WITH_ATTENTION),
-    LayerGpu("v100x16", "v100-sxm-16gb", "a100-sxm-80gb", "volta", free=WITH_ATTENTION),
+    LayerGpu("t4", "t4", "a40", "turing"),
+    LayerGpu("v100x16", "v100-sxm-16gb", "a100-sxm-80gb", "volta"),
     LayerGpu("v100-pciex16", "v100-pcie-16gb", "a100-sxm-80gb", "volta"),
     LayerGpu("p100", "p100-pcie-16gb", "a100-sxm-80gb", "pascal"),
     LayerGpu("p40", "p40", "a40", "pascal"),
@@ -105,16 +105,16 @@ REFERENCES = {
     "cpu": "cpu",
 }
 
-#: Plain FMA products: start of the fits; what no fit touches keeps these values. The feed rate
-#: is over the fp32 peak, hence higher than a tensor core's.
-FMA = GemmParams(0.85, 0.4, 60.0, 3e-6, 0.75, 0.5, 0.4, 0.0, 0.2, 0.95)
+#: Plain FMA products: start of the fits; what no fit touches keeps these values (assumed).
+FMA = GemmParams(0.85, 64.0, 60.0, 3e-6, 0.75, 0.5, 0.4, 0.0, 0.2, 0.95)
 #: A host processor: assumed, for planning runs on CPUs only.
-CPU_GEMM = GemmParams(0.7, 1.0, 64.0, 5e-6, 0.7, 0.9, 0.5, 0.0, 0.2, 0.9)
+CPU_GEMM = GemmParams(0.7, 64.0, 64.0, 5e-6, 0.7, 0.9, 0.5, 0.0, 0.2, 0.9)
 CPU_MEMORY = 0.7
 
-#: Traversals of the score matrix by eager attention: scale, mask, softmax read and write each;
-#: backwards softmax reads two and writes one, scale one and one.
-UNFUSED = AttentionParams(forward_passes=6.0, backward_passes=5.0)
+#: Traversals of the score matrix by eager attention. Forward: scale, mask and softmax read and
+#: write each. Backward: what the "standard attention" bars of arXiv 2407.08608 figure 6 leave after
+#: the four products at the fitted rate (174 TFLOP/s at 4k, head 128: about 8 traversals).
+UNFUSED = AttentionParams(forward_passes=6.0, backward_passes=8.0)
 
 
 def flash_groups(flash2: AttentionParams, flash3: AttentionParams) -> dict[str, Any]:
@@ -126,8 +126,8 @@ def flash_groups(flash2: AttentionParams, flash3: AttentionParams) -> dict[str, 
     introduction: 30-50 % and 25-35 %. ``ada``: 169 and 124 TFLOP/s printed for an RTX 4090 (165
     peak at datasheet boost) in apache/tvm tl_doc/flash_perf.md, less what its clock exceeds the
     datasheet's. ``blackwell``: about 1.6 PFLOP/s forward reported for vendor kernels, derated;
-    ``volta``, ``turing``: torch's memory-efficient kernel, scaled by the layer fits; others
-    assumed.
+    ``volta``, ``turing``: torch's memory-efficient kernel, level of a trial fit to the V100 rows
+    of layers.csv; others assumed.
     """
 
     def like(shape: AttentionParams, forward: float, backward: float) -> AttentionParams:
@@ -142,8 +142,8 @@ def flash_groups(flash2: AttentionParams, flash3: AttentionParams) -> dict[str, 
             "flash2": like(flash2, 0.18, 0.15),
             "flash3": like(flash3, 0.62, 0.50),
         },
-        "turing": {"flash1": like(flash2, 0.42, 0.33)},
-        "volta": {"flash1": like(flash2, 0.42, 0.33)},
+        "turing": {"flash1": like(flash2, 0.24, 0.19)},
+        "volta": {"flash1": like(flash2, 0.24, 0.19)},
         "pascal": {},
         "cdna3": {"flash1": like(flash2, 0.20, 0.15), "flash2": like(flash2, 0.40, 0.30)},
         "cpu": {"flash1": like(flash2, 0.40, 0.35), "flash2": like(flash2, 0.40, 0.35)},
@@ -286,28 +286,30 @@ def _complete(
 
 
 def _best_entry(rows: Rows, name: str, donor: str, entry: GpuEntry, group: str) -> GpuEntry:
-    own, reference = (
-        best_share(rows, name, "bf16"),
-        best_share(rows, gpu(donor).name.upper(), "bf16"),
-    )
-    if reference is None:
-        reference = max(
-            best_share(rows, row["gpu"], "bf16") or 0.0
-            for row in rows
-            if row["dtype"] == "bf16" and gpu(row["gpu"]).name == donor
-        )
-    if own is None:
-        raise ValueError(f"no best product of {name}")
+    own = best_share(rows, name, "bf16")
+    reference = best_share(rows, next(n for n in KERNEL_GPUS if gpu(n).name == donor), "bf16")
+    if own is None or reference is None:
+        raise ValueError(f"no best product of {name} or {donor}")
     half = entry.gemm["fp16"]
-    efficiency = min(0.98, half.efficiency * own / reference)
+    # Newer tensor cores share operands between SMs: the feed keeps pace with the peak per SM.
+    pace = _peak_per_clock(gpu(name)) / _peak_per_clock(gpu(donor))
+    half = replace(
+        half,
+        efficiency=min(0.98, half.efficiency * own / reference),
+        feed_bytes_per_clock=half.feed_bytes_per_clock * pace,
+    )
     return replace(
         entry,
-        gemm={**entry.gemm, "fp16": replace(half, efficiency=efficiency)},
+        gemm={**entry.gemm, "fp16": half},
         attention=group,
         basis=f"transferred from {donor}, best product measured",
         source="mamf.csv",
         fp8_factor=fp8_factor(rows, name),
     )
+
+
+def _peak_per_clock(spec: GpuSpec) -> float:
+    return spec.peak("fp16") / (spec.sm_count * spec.boost_clock_hz)
 
 
 def document(entries: Mapping[str, GpuEntry], groups: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ ROBUST_SCALE = 0.02
 #: Bounds of what is fitted for the products of one GPU; physical limits, not priors.
 GEMM_BOUNDS: dict[str, tuple[float, float]] = {
     "efficiency": (0.2, 1.0),
-    "feed_bytes_per_flop": (0.003, 0.1),
+    "feed_bytes_per_clock": (5.0, 130.0),
     "prologue_k": (0.0, 600.0),
     "latency_s": (5e-7, 1.2e-5),
     "memory_fraction": (0.3, 1.0),
@@ -37,7 +37,7 @@ GEMM_BOUNDS: dict[str, tuple[float, float]] = {
     "throttle": (0.0, 0.3),
     "spare_gain": (0.0, 1.0),
 }
-GEMM_START = GemmParams(0.85, 0.015, 80.0, 4e-6, 0.8, 0.5, 0.5, 0.03, 0.4)
+GEMM_START = GemmParams(0.85, 40.0, 80.0, 4e-6, 0.8, 0.5, 0.5, 0.03, 0.4)
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,7 @@ def bare_rates(
     return KernelRates(
         gpu=spec.name,
         sm_count=spec.sm_count,
+        clock_hz=spec.boost_clock_hz,
         peak_flops={dtype: spec.peak(dtype) for dtype in gemm},
         memory_bandwidth_bytes_per_s=spec.memory_bandwidth_bytes_per_s,
         l2_bytes=float(spec.l2_bytes),

@@ -47,8 +47,7 @@ LAYER_BOUNDS = {
     "efficiency": (0.05, 1.0),
     "throttle": (0.0, 0.3),
     "backward_factor": (0.5, 1.4),
-    "memory_scale": (0.3, 1.2),
-    "attention_scale": (0.1, 1.5),
+    "memory_scale": (0.5, 1.2),
 }
 #: Heads that the profiled GPT code uses, where the table has none or the model's usual number.
 GPT_HEADS = {"gpt_1.3b": 128.0, "gpt_2.7b": 80.0, "gpt_6.7b": 128.0}
@@ -219,8 +218,7 @@ def layer_fit(
     """Fit ``free`` of :data:`LAYER_BOUNDS` on the gated (llama) rows of every second model and
     sequence length; tile shapes and the rest come from ``shape`` and ``memory``.
 
-    Attention efficiencies follow the products' (:func:`attention_scale`) unless
-    ``attention_scale`` is fitted.
+    Attention efficiencies follow the products' (:func:`attention_scale`).
     ``None`` where the table has no llama rows. With one group only, nothing is held out.
     """
     spec = gpu(name)
@@ -238,7 +236,7 @@ def layer_fit(
         gemm = replace(shape, **{f: v[f] for f in free if not f.endswith("_scale")})
         scale = v.get("memory_scale", 1.0)
         fraction = {kind: min(0.95, f * scale) for kind, f in memory.fraction.items()}
-        follow = v.get("attention_scale", attention_scale(gemm, shape))
+        follow = attention_scale(gemm, shape)
         trial = bare_rates(
             spec,
             {DTYPES[dtype]: gemm},
@@ -257,8 +255,7 @@ def layer_fit(
 
     bounds = {f: LAYER_BOUNDS[f] for f in free}
     starts = [
-        {"efficiency": e, "throttle": t, "backward_factor": 0.95}
-        | {"memory_scale": 0.9, "attention_scale": 0.7}
+        {"efficiency": e, "throttle": t, "backward_factor": 0.95, "memory_scale": 0.9}
         for e, t in ((shape.efficiency, 0.02), (0.7, 0.2), (0.4, 0.02))
     ]
     found = min((minimise(loss, s, bounds, steps=120) for s in starts), key=loss)
@@ -273,5 +270,7 @@ def layer_fit(
                 note = f"{DTYPES[dtype]}, {label}"
                 report.append(errors(spec.name, f"layer {way}", guess[pick], truth[pick], note))
     gemm = trial.gemm[DTYPES[dtype]]
-    follow = found.get("attention_scale", attention_scale(gemm, shape))
+    # Above the peak the time function caps the rate; store what it uses.
+    gemm = replace(gemm, backward_factor=min(gemm.backward_factor, 1.0 / gemm.efficiency))
+    follow = attention_scale(gemm, shape)
     return LayerFit(gemm, trial.memory, follow, tuple(report))

@@ -28,8 +28,8 @@ class GemmParams:
 
     Attributes:
         efficiency: share of the peak that full tiles reach while the clock is high.
-        feed_bytes_per_flop: rate at which operands reach the SMs from the L2 cache, bytes/s over
-            the peak FLOP/s of the two-byte type; small tiles need more bytes per FLOP.
+        feed_bytes_per_clock: rate at which operands reach one SM from the L2 cache; small tiles
+            need more bytes per FLOP.
         prologue_k: start and end of one tile's pipeline, in elements of the contraction.
         latency_s: launch and drain of one kernel.
         memory_fraction: share of DRAM bandwidth that the product's own traffic reaches.
@@ -42,7 +42,7 @@ class GemmParams:
     """
 
     efficiency: float
-    feed_bytes_per_flop: float
+    feed_bytes_per_clock: float
     prologue_k: float
     latency_s: float
     memory_fraction: float
@@ -100,6 +100,7 @@ class KernelRates:
     Attributes:
         gpu: canonical name.
         sm_count: streaming multiprocessors.
+        clock_hz: boost clock.
         peak_flops: dense datasheet peak by dtype, FLOP/s, for every key of ``gemm``.
         memory_bandwidth_bytes_per_s, l2_bytes: datasheet.
         gemm: parameters by dtype (fp16, bf16, tf32, fp32, fp8 as the hardware has them).
@@ -113,6 +114,7 @@ class KernelRates:
 
     gpu: str
     sm_count: int
+    clock_hz: float
     peak_flops: Mapping[str, float]
     memory_bandwidth_bytes_per_s: float
     l2_bytes: float
@@ -137,9 +139,10 @@ def dynamic_watts_per_flops(gpu: GpuSpec) -> float:
 def sustained_clock(budget: float, reference: float) -> float:
     """Clock held under a power budget over the reference GPU's, both relative to boost.
 
-    ``budget`` and ``reference`` are :func:`dynamic_watts_per_flops` of the GPU and of the measured
-    one. The reference already sags under its own limit (that is in its efficiency and throttle),
-    so only a tighter budget counts here; a wider one lessens the throttle (:func:`rates`): ``min(1, (budget/reference)**(1/3))``. Modelled, not measured.
+    ``min(1, (budget / reference) ** (1/3))``, where both are :func:`dynamic_watts_per_flops`. The
+    measured GPU already sags under its own limit (that is in its efficiency and throttle), so only
+    a tighter budget counts here; a wider one lessens the throttle (:func:`rates`). Modelled, not
+    measured.
     """
     return float(min(1.0, (budget / reference) ** POWER_EXPONENT))
 
@@ -167,10 +170,14 @@ def rates(gpu: GpuSpec) -> KernelRates:
     gemm = _gemm_by_dtype(gpu, entry)
     sustained = 1.0
     if not own:
-        sustained = sustained_clock(dynamic_watts_per_flops(gpu), entry["dynamic_watts_per_flops"])
+        budget, reference = dynamic_watts_per_flops(gpu), float(entry["dynamic_watts_per_flops"])
+        sustained = sustained_clock(budget, reference)
+        relief = min(1.0, reference / budget)
+        gemm = {d: replace(p, throttle=p.throttle * relief) for d, p in gemm.items()}
     return KernelRates(
         gpu=gpu.name,
         sm_count=gpu.sm_count,
+        clock_hz=gpu.boost_clock_hz,
         peak_flops={dtype: gpu.peak(dtype) for dtype in gemm},
         memory_bandwidth_bytes_per_s=gpu.memory_bandwidth_bytes_per_s,
         l2_bytes=float(gpu.l2_bytes),

@@ -137,11 +137,7 @@ def _gemm_chunk(
         np.minimum(flops / (peak * _THROTTLE_ONSET_S), _THROTTLE_SPAN)
     )
     flop_time = rates.sm_count * sag / (peak * params.efficiency * rates.sustained)
-    feed_time = rates.sm_count / (params.feed_bytes_per_flop * peak) * in_bytes
-    if dtype in ("fp32", "tf32"):
-        feed_time = feed_time * 0.5  # the parameter is stated for two-byte operands
-    elif dtype == "fp8":
-        feed_time = feed_time * 2.0
+    feed_time = in_bytes / (params.feed_bytes_per_clock * rates.clock_hz)
     peak_time = np.full(m.shape, rates.sm_count / peak)
     work = _best_tiling(rates, params, m, n, k, batch, flop_time, peak_time, feed_time)
     moved = batch * (in_bytes * (m * k + n * k) + out_bytes * m * n)
