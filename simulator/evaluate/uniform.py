@@ -162,8 +162,9 @@ def _alternating_s(x: _Paths, p: Array, m: Array) -> Array:
     anchors += [np.clip(p - (m - 1) // n, 0.0, p - 1) for n in (2, 3)]
     for rank in anchors:
         f, b, w = (k.at(rank, p) for k in (x.forward, x.back, x.weight))
-        before = _prefix(trip, x.hop, rank)
-        down = whole - before - (f + b)
+        fill = _prefix(x.forward, x.hop_forward, rank)
+        empty = _prefix(x.back, x.hop_back, rank)
+        down = whole - fill - empty - (f + b)
         warmup = np.minimum(p - 1 - rank, m - 1)
         steady = m - 1 - warmup
         early = np.maximum(steady - rank, 0.0)  # weight gradients that aren't put off
@@ -171,12 +172,34 @@ def _alternating_s(x: _Paths, p: Array, m: Array) -> Array:
         last = np.maximum(warmup * (b + np.where(early > 0, w, 0.0)), down)
         own = steady * (f + b) + early * w
         chain = np.maximum(own, _cycles(x, p, rank, steady) - (steady - early) * w)
+        chain = np.maximum(chain, own + _early_cycle(x, p, rank, steady))
         ends = np.maximum(first + chain + last, warmup * b + down + chain)
         below = _below(x, p, rank, steady) + 2 * down
         ends = np.maximum(ends, np.where(steady > 0, below, 0.0))
-        drain = np.maximum(x.weight.first, (np.minimum(rank, m - 1) + 1) * (w - x.slot) - before)
-        best = np.maximum(best, before + (f + b) + ends + drain)
+        put_off = (np.minimum(rank, m - 1) + 1) * (w - x.slot)
+        drain = np.maximum(empty + x.weight.first, put_off)
+        best = np.maximum(best, fill + (f + b) + ends + drain)
+        best = np.maximum(best, fill + f + first + chain + _tail(x, p, rank, m))
     return best
+
+
+def _early_cycle(x: _Paths, p: Array, rank: Array, steady: Array) -> Array:
+    """What one cycle through the ranks from the second on adds while weight gradients wait.
+
+    ``rank`` puts off just as many weight gradients as the cycle advances micro-batches.
+    """
+    trip = x.forward.plus(x.back)
+    around = (rank - 1) * (trip.middle + x.hop) + trip.at(rank, p)
+    gain = np.maximum(around - rank * trip.at(rank, p), 0.0)
+    return np.where((rank > 0) & (steady >= rank), gain, 0.0)
+
+
+def _tail(x: _Paths, p: Array, rank: Array, m: Array) -> Array:
+    """The last micro-batch's way down from a rank, then the last rank's weight gradients."""
+    below = np.maximum(p - 1 - rank, 0.0)
+    way = np.maximum(below - 1, 0.0) * x.forward.middle + x.forward.last + below * x.hop_forward
+    late = np.minimum(p, m) * (x.weight.last - x.slot)
+    return np.where(below > 0, way + x.back.last + late, 0.0)
 
 
 def _below(x: _Paths, p: Array, rank: Array, steady: Array) -> Array:
