@@ -19,6 +19,7 @@ from simulator.report.words import (
     gib,
     memory_label,
     percent,
+    probability,
     time_label,
 )
 from simulator.units import GIB, format_seconds
@@ -75,7 +76,7 @@ def memory_figure(p: Prediction) -> Drawing:
     full = p.classes[p.fullest]
     title = (
         f"The fullest is {names[full.index]}: {gib(full.device_bytes)} of "
-        f"{gib(full.usable_bytes)} GiB, {percent(full.oom_risk)} risk of running out"
+        f"{gib(full.usable_bytes)} GiB, {probability(full.oom_risk)} risk of running out"
     )
     caption = (
         "Memory at the fullest moment of the step, for the fullest rank of each GPU type"
@@ -93,7 +94,8 @@ def _mark_capacity(figure: go.Figure, classes: Sequence[ClassPrediction]) -> Non
             line={"color": palette.VERDICT_COLOURS["does not fit"], "width": 3},
         )  # fmt: skip
     figure.add_scatter(
-        mode="markers", showlegend=False, hoverinfo="skip", y=list(range(len(classes))),
+        mode="markers", showlegend=False, hoverinfo="skip",
+        y=[y + 0.44 for y in range(len(classes))],  # below the bar: its text stays readable
         x=[c.device_bytes / GIB for c in classes],
         marker={"color": palette.INK, "size": 5},
         error_x={
@@ -304,7 +306,7 @@ def frame(figure: go.Figure, height: int) -> None:
         font={"family": palette.FONT, "size": 12, "color": palette.INK},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        margin={"l": 8, "r": 12, "t": 8, "b": 44},
+        margin={"l": 8, "r": 22, "t": 8, "b": 44},
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0, "traceorder": "normal"},
         hoverlabel={"font": {"family": palette.FONT, "size": 12}},
         xaxis=axis,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from simulator.report import html, palette
 from simulator.report.curves import memory_curves
-from simulator.report.figures import memory_figure, memory_time_figure, shares_figure
+from simulator.report.figures import memory_figure, memory_time_figure, shares_figure, time_unit
 from simulator.report.gantt import timeline_figure
 from simulator.report.words import (
     MEMORY_LABELS,
@@ -19,6 +19,7 @@ from simulator.report.words import (
     is_pipeline,
     memory_label,
     percent,
+    probability,
     signed_percent,
     stage_suffix,
     time_label,
@@ -77,14 +78,14 @@ def _version(name: str) -> str:
 def _verdict(p: Prediction) -> str:
     cls = p.classes[p.fullest]
     words = {
-        "fits": f"Fits: {percent(p.oom_risk)} risk of running out of memory",
-        "risky": f"Risky: {percent(p.oom_risk)} risk of running out of memory",
-        "does not fit": f"Does not fit: {percent(p.oom_risk)} risk of running out of memory",
+        "fits": f"Fits: {probability(p.oom_risk)} risk of running out of memory",
+        "risky": f"Risky: {probability(p.oom_risk)} risk of running out of memory",
+        "does not fit": f"Does not fit: {probability(p.oom_risk)} risk of running out of memory",
     }
     text = (
         f"The fullest GPU is {cls.gpu}{stage_suffix(p, cls)}: {gib(cls.device_bytes)} of "
         f"{gib(cls.usable_bytes)} GiB usable ({gib(cls.device_p10_bytes)} to "
-        f"{gib(cls.device_p90_bytes)}), fullest at: {cls.peak_moment}. "
+        f"{gib(cls.device_p90_bytes)}), fullest moment: {cls.peak_moment}. "
         f"Accepted risk: {percent(p.accepted_risk)}."
     )
     return html.banner(p.verdict, words[p.verdict], text)
@@ -109,7 +110,8 @@ def _rates(r: Range) -> str:
 
 
 def _times(r: Range) -> str:
-    return f"{format_seconds(r.p10)} to {format_seconds(r.p90)} (p10–p90)"
+    scale, unit = time_unit(r.p50)
+    return f"{r.p10 * scale:,.4g} to {r.p90 * scale:,.4g} {unit} (p10–p90)"
 
 
 def _time(p: Prediction) -> list[str]:
@@ -134,7 +136,7 @@ def _suggestions(p: Prediction) -> str:
             "None of the single changes that were tried gains more than 0.5 % and fits."
         )
     rows = [
-        [s.change, signed_percent(s.gain), f"{s.tokens_per_s:,.0f}", percent(s.oom_risk),
+        [s.change, signed_percent(s.gain), f"{s.tokens_per_s:,.0f}", probability(s.oom_risk),
          percent(s.fill)]
         for s in p.suggestions
     ]  # fmt: skip
@@ -166,7 +168,7 @@ def _memory_table(p: Prediction, classes: list[ClassPrediction]) -> str:
         ["reserved (torch)", *(gib(c.peak_reserved_bytes) for c in classes)],
         ["usable", *(gib(c.usable_bytes) for c in classes)],
         ["fullest at", *(c.peak_moment for c in classes)],
-        ["risk of running out", *(percent(c.oom_risk) for c in classes)],
+        ["risk of running out", *(probability(c.oom_risk) for c in classes)],
         ["under 80 % of usable", *("yes" if c.eighty_percent_rule else "no" for c in classes)],
     ]  # fmt: skip
     heads = ["GiB", *(f"{c.gpu}{stage_suffix(p, c)}" for c in classes)]
@@ -205,7 +207,7 @@ def _ranks(p: Prediction) -> list[str]:
         share = "" if c.state_share == 1.0 else f"{100 * c.state_share:.3g} %"
         rows.append(
             [names[c.index], f"{c.ranks:,}", str(c.layers), f"{c.micro_batches} × {c.micro_batch}",
-             share or "all", gib(c.device_bytes), percent(c.fill), percent(c.oom_risk),
+             share or "all", gib(c.device_bytes), percent(c.fill), probability(c.oom_risk),
              percent(c.time_s.get("compute", 0.0) / total),
              percent(c.time_s.get("bubble", 0.0) / total)]
         )  # fmt: skip

@@ -14,6 +14,7 @@ from simulator.report.words import (
     headline,
     memory_label,
     percent,
+    probability,
     signed_percent,
     stage_suffix,
 )
@@ -90,7 +91,7 @@ def _memory(p: Prediction) -> Table:
     table.add_row("total on the device", *(f"{c.device_bytes / GIB:.1f}" for c in rows),
                   style="bold")  # fmt: skip
     table.add_row("usable", *(f"{c.usable_bytes / GIB:.1f}" for c in rows))
-    table.add_row("risk of running out", *(percent(c.oom_risk) for c in rows))
+    table.add_row("risk of running out", *(probability(c.oom_risk) for c in rows))
     return table
 
 
@@ -101,6 +102,9 @@ def _suggestions(p: Prediction) -> Group:
     for s in p.suggestions:
         sign = signed_percent(s.gain)
         lines.append(
-            Text(f"{sign:>9} tokens/s  {s.change} (risk {percent(s.oom_risk)}, {s.fill:.0%} full)")
+            Text(
+                f"{sign:>9} tokens/s  {s.change} "
+                f"(risk {probability(s.oom_risk)}, {percent(s.fill)} full)"
+            )
         )
     return Group(*lines)

@@ -51,6 +51,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
+def probability(risk: float) -> str:
+    """A predicted probability for a person: a model is never certain."""
+    return percent(min(max(risk, 1e-9), 1.0 - 1e-9))
+
+
 def signed_percent(gain: float) -> str:
     """A relative change with its sign."""
     return f"{100 * gain:+.1f} %"
@@ -75,7 +80,7 @@ def headline(p: Prediction) -> str:
     """The one line that must not mislead: verdict, probability, fullest GPU."""
     cls = p.classes[p.fullest]
     return (
-        f"{p.verdict.upper()}: {percent(p.oom_risk)} risk of running out of memory; fullest is "
+        f"{p.verdict.upper()}: {probability(p.oom_risk)} risk of running out of memory; fullest is "
         f"{cls.gpu}{stage_suffix(p, cls)}: {gib(cls.device_bytes)} of {gib(cls.usable_bytes)} GiB"
     )
 

@@ -21,7 +21,7 @@ from simulator.report.figures import memory_figure, shares_figure, spread
 from simulator.report.gantt import timeline_figure
 from simulator.report.tables import classes_csv, memory_csv, time_csv, timeline_csv
 from simulator.report.trace import step_trace
-from simulator.report.words import class_names, percent
+from simulator.report.words import class_names, percent, probability
 from simulator.report.write import prepare_directory, report_texts, write_files, write_report
 from simulator.spec.scenario import load_scenario
 from tests.predictions import class_prediction, prediction, timeline, uniform_prediction
@@ -58,6 +58,10 @@ class Balanced(HTMLParser):
 )  # fmt: skip
 def test_a_share_is_never_rounded_to_certainty(share: float, text: str) -> None:
     assert percent(share) == text
+
+
+def test_a_predicted_probability_is_never_certain() -> None:
+    assert (probability(0.0), probability(1.0)) == ("<0.1 %", ">99.9 %")
 
 
 def test_class_names_are_unique_and_as_short_as_that_allows() -> None:
