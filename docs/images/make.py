@@ -32,7 +32,9 @@ def main(name: str) -> None:
         page.goto(report.as_uri())
         page.wait_for_function("document.querySelectorAll('.plot .main-svg').length >= 8")
         # The picture shows what fits one screen; tables and inputs stay in the report.
-        page.add_style_tag(content="#help, #memory > h3, .scroll, nav, figcaption { display: none }")
+        page.add_style_tag(
+            content="#help, #memory > h3, .scroll, nav, figcaption { display: none }"
+        )
         page.screenshot(path=PICTURE)
         browser.close()
     print(f"{PICTURE}: {PICTURE.stat().st_size:,} bytes")
