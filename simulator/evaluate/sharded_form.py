@@ -184,3 +184,24 @@ def _layered_visits(
         for u in units
     ]
     return _visits(scaled, prefetch, backward=False) + _visits(scaled, prefetch, backward=True)
+
+
+def sharded_pass_s(
+    units: Sequence[ShardedUnit], micro_batches: Any, prefetch: int, *, layered: bool
+) -> Any:
+    """Seconds until the last pass and the last reduction of equal ranks; arrays broadcast.
+
+    ``micro_batches`` may differ over the batch of plans. Units have one class each.
+    """
+    counts = np.asarray(micro_batches)
+
+    def end(rounds: Any, extra: Any) -> Any:
+        compute, reduced = sharded_ends(
+            units, [rounds], prefetch, layered=layered, extra_rounds=extra
+        )
+        return np.maximum(compute[0], reduced)
+
+    if layered:
+        return end(counts, 0.0)
+    few = [end(n, 0.0) for n in (1, 2)]
+    return np.select([counts == 1, counts == 2], few, end(3, np.maximum(counts - 3, 0)))
