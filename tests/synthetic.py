@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from simulator.cost.times import ChunkTimes, ClassTimes, PassTimes, UnitTimes
 from simulator.spec.layout import Layout, Pipeline, RankClass
-from simulator.spec.plan import Plan
+from simulator.spec.plan import Plan, Sharding
 from simulator.spec.stack import Overlap
 
 
@@ -43,6 +43,7 @@ def layout(
     pipelines: int = 1,
     counts: Sequence[int] | None = None,
     layers: tuple[int, ...] | None = None,
+    sharding: Sharding = Sharding.NONE,
 ) -> Layout:
     """``pipelines`` pipelines of ``pp`` classes each, class ``q * pp + i`` being stage ``i``."""
     per_pipeline = (
@@ -57,7 +58,7 @@ def layout(
         model=cast(Any, None),
         workload=cast(Any, None),
         cluster=cast(Any, None),
-        plan=Plan(pp=pp, vpp=vpp, schedule=cast(Any, schedule)),
+        plan=Plan(pp=pp, vpp=vpp, schedule=cast(Any, schedule), sharding=sharding),
         stack=cast(Any, SimpleNamespace(overlap=overlap or Overlap())),
         classes=classes,
         pipelines=tuple(

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import simpy
 
 
-def max_min_rates(
-    flows: Sequence[Sequence[str]], capacity: Mapping[str, float] | None = None
-) -> list[float]:
+def max_min_rates(flows: Sequence[Sequence[str]]) -> list[float]:
     """Max-min fair rates of flows that cross the named links.
 
-    A flow alone runs at rate 1 (its full rate), links carry ``capacity`` (default 1 each).
+    A flow alone runs at rate 1, its full rate, which is also what each link carries.
     Progressive filling: Bertsekas and Gallager, Data Networks (1992), section 6.5.2.
     """
     left = {link: 1.0 for flow in flows for link in flow}
-    left.update({k: v for k, v in (capacity or {}).items() if k in left})
     rates = [1.0] * len(flows)
     open_flows = {n for n, flow in enumerate(flows) if flow}
     while open_flows:
@@ -27,8 +24,7 @@ def max_min_rates(
             for link in flows[n]:
                 users[link] += 1
         share, tightest = min((left[link] / n, link) for link, n in users.items() if n)
-        share = min(share, 1.0)
-        fixed = {n for n in open_flows if share >= 1.0 or tightest in flows[n]}
+        fixed = {n for n in open_flows if tightest in flows[n]}
         for n in fixed:
             rates[n] = share
             for link in flows[n]:

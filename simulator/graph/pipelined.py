@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simulator.cost.times import ClassTimes
+from simulator.cost.times import ClassTimes, UnitTimes
 from simulator.graph.action import (
     BACKWARD_KINDS,
     COMPUTE_KINDS,
@@ -19,9 +19,10 @@ from simulator.graph.action import (
 from simulator.graph.lanes import Lane
 from simulator.graph.passes import add_send_recv
 from simulator.graph.schedules import pipeline_schedule
-from simulator.graph.sharded import exposed_fsdp_s, split_units
+from simulator.graph.sharded import expand_units, exposed_fsdp_s, split_units
 from simulator.graph.step import CATEGORY, Floats, GraphBuilder, category_seconds, to_ns
 from simulator.spec.layout import Layout, RankClass
+from simulator.spec.plan import Sharding
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,13 @@ class ChunkWork:
         return self.backward_input + self.backward_weight
 
 
-def chunk_works(times: ClassTimes, rank_class: RankClass, prefetch: int) -> tuple[ChunkWork, ...]:
+def chunk_works(layout: Layout, times: ClassTimes, rank_class: RankClass) -> tuple[ChunkWork, ...]:
     """Work of each model chunk of a class.
 
-    Fully sharded chunks are taken as one piece: what a pass waits for its units' collectives
-    counts as ``fsdp`` time of the pass, and the tail of the reductions as the chunk's sync.
+    ZeRO-2 reduces gradients with every micro-batch: what its backward pass can't hide counts as
+    ``dp`` time of the pass. Fully sharded chunks are taken as one piece: what a pass waits for its
+    units' collectives counts as ``fsdp`` time of the pass, and the tail of the reductions as the
+    chunk's sync.
     """
     works = [
         ChunkWork(
@@ -61,24 +64,37 @@ def chunk_works(times: ClassTimes, rank_class: RankClass, prefetch: int) -> tupl
         )
         for chunk in times.chunks
     ]
-    if not times.units:
-        return tuple(works)
-    units = [unit for unit in times.units for _ in range(unit.repeat)]
-    sharded = []
-    for work, part in zip(works, split_units(units, rank_class.chunks), strict=True):
-        wait = np.zeros((2, len(CATEGORY)))
-        wait[0, CATEGORY["fsdp"]], _ = exposed_fsdp_s(part, prefetch, backward=False)
-        wait[1, CATEGORY["fsdp"]], tail = exposed_fsdp_s(part, prefetch, backward=True)
-        sharded.append(
-            ChunkWork(
-                work.forward + wait[0],
-                work.backward_input + wait[1],
-                work.backward_weight,
-                tail,
-                0.0,
-            )
-        )
-    return tuple(sharded)
+    if times.units:
+        units = split_units(expand_units(times), rank_class.chunks)
+        prefetch = layout.stack.overlap.fsdp_prefetch
+        return tuple(_with_units(*pair, prefetch) for pair in zip(works, units, strict=True))
+    if layout.plan.sharding == Sharding.ZERO2:
+        overlap = layout.stack.overlap.dp
+        return tuple(_reduced_each_pass(w, rank_class.micro_batches, overlap) for w in works)
+    return tuple(works)
+
+
+def _reduced_each_pass(work: ChunkWork, micro_batches: int, overlap: float) -> ChunkWork:
+    """The step's reductions spread over the backward passes, which hide ``overlap`` of them."""
+    each = work.grad_reduce_s / micro_batches
+    backward = float(work.row(Kind.B).sum())
+    wait = np.zeros(len(CATEGORY))
+    wait[CATEGORY["dp"]] = max(overlap * each - backward, 0.0) + (1.0 - overlap) * each
+    return replace(work, backward_input=work.backward_input + wait, grad_reduce_s=0.0)
+
+
+def _with_units(work: ChunkWork, units: Sequence[UnitTimes], prefetch: int) -> ChunkWork:
+    """A chunk of fully sharded units as one piece."""
+    wait = np.zeros((2, len(CATEGORY)))
+    wait[0, CATEGORY["fsdp"]], _ = exposed_fsdp_s(units, prefetch, backward=False)
+    wait[1, CATEGORY["fsdp"]], tail = exposed_fsdp_s(units, prefetch, backward=True)
+    return ChunkWork(
+        work.forward + wait[0],
+        work.backward_input + wait[1],
+        work.backward_weight,
+        grad_reduce_s=tail,
+        param_gather_s=0.0,
+    )
 
 
 class _Passes:
@@ -201,7 +217,7 @@ def add_pipelines(
     Returns the gradient reductions by stage and the exposed parameter gather (s) of each stage.
     """
     overlap = layout.stack.overlap
-    works = [chunk_works(t, layout.classes[c], overlap.fsdp_prefetch) for c, t in enumerate(times)]
+    works = [chunk_works(layout, t, layout.classes[c]) for c, t in enumerate(times)]
     gathers, exposed = _add_param_gathers(builder, works, lanes, overlap.param_gather)
     mark = overlap.dp > 0.0 and any(w.grad_reduce_s > 0.0 for chunks in works for w in chunks)
     passes: list[list[_Passes]] = []

@@ -20,11 +20,6 @@ def test_what_a_bottlenecked_flow_leaves_goes_to_the_others() -> None:
     assert rates == pytest.approx([1 / 3, 1 / 3, 1 / 3, 2 / 3])
 
 
-def test_capacity_above_one_never_speeds_a_flow_up() -> None:
-    assert max_min_rates([("a",), ("a",)], {"a": 4.0}) == [1.0, 1.0]
-    assert max_min_rates([("a",), ("a",)], {"a": 1.5}) == [0.75, 0.75]
-
-
 def finish_times(flows: list[tuple[int, tuple[str, ...], int]]) -> list[int]:
     """(start, links, duration alone) -> end of each flow."""
     env = simpy.Environment()

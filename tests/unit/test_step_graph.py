@@ -11,6 +11,7 @@ from simulator.graph.build import build_step
 from simulator.graph.sharded import exposed_fsdp_s, split_units
 from simulator.graph.step import KINDS, StepGraph, category_seconds, to_ns
 from simulator.graph.validate import validate_graph
+from simulator.spec.plan import Sharding
 from simulator.spec.stack import Overlap
 from tests.synthetic import chunk, class_times, layout, unit
 
@@ -47,6 +48,19 @@ def test_dp_sync_hides_behind_the_last_backward_and_the_first_forward_pass() -> 
     assert step_s(build_step(layout(4, overlap=full), times)) == 12.5
     slow = [class_times([chunk(1, 2, reduce=5.0, gather=3.0)], optimizer=0.5)]
     assert step_s(build_step(layout(4, overlap=full), slow)) == 12.5 + (5 - 2) + (3 - 1)
+
+
+def test_zero2_reduces_with_every_micro_batch() -> None:
+    """Four reductions of 1.5 s: a third of each shows, or all that is longer than its pass."""
+    times = [class_times([chunk(1, 2, reduce=6.0)])]
+    for overlap, expected in ((1.0, 12.0), (0.0, 18.0), (2 / 3, 14.0)):
+        plan = layout(4, overlap=Overlap(dp=overlap), sharding=Sharding.ZERO2)
+        assert step_s(build_step(plan, times)) == pytest.approx(expected)
+    slow = [class_times([chunk(1, 2, reduce=12.0)])]
+    plan = layout(4, overlap=Overlap(dp=1.0), sharding=Sharding.ZERO2)
+    result = simulate_step(build_step(plan, slow))
+    assert result.step_time_s == 12 + 4 * (3 - 2)
+    assert result.by_category(0)["dp"] == 4
 
 
 def test_sync_joins_the_pipelines_and_takes_the_slowest_members_time() -> None:
