@@ -15,7 +15,9 @@ from collections.abc import Callable
 
 import torch
 
-_SIDE = 96
+from real_runner.memory import host_memory
+
+_SIDE = 32
 
 
 class Slowdown:
@@ -29,7 +31,8 @@ class Slowdown:
         self._owed = 0.0
         self._start = 0.0
         side = (_SIDE, _SIDE)
-        self._left, self._out = torch.ones(side), torch.empty(side)
+        with host_memory():
+            self._left, self._out = torch.ones(side), torch.empty(side)
 
     def begin(self) -> None:
         """A unit's work starts."""

@@ -14,14 +14,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from real_runner.emulate import Slowdown
 from real_runner.model import Transformer, token_loss
 from real_runner.parallel.flat import DTYPES, FlatUnit
 from real_runner.parallel.offload import Boundaries, OnDevice, OnHost
-from real_runner.parallel.ranks import Ranks
+from real_runner.parallel.ranks import CommClock, Ranks
 
 Batch = tuple[Tensor, Tensor]
+#: (unit, micro-batch) -> (the unit's input, where its output's gradient enters the graph).
+Graphs = dict[tuple[int, int], tuple[Tensor | None, GradientEdge]]
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,11 @@ class UnevenTrainer:
         self._visit = self._started = 0
         self._reducing: FlatUnit | None = None
 
+    @property
+    def clock(self) -> CommClock:
+        """Time for which this rank stood still for communication."""
+        return self.ranks.clock
+
     def _build_optimizer(self) -> torch.optim.AdamW | None:
         """AdamW over this rank's shards; None where it holds no share."""
         shards = [unit.shard for unit in self.units if unit.shard.numel()]
@@ -183,7 +191,7 @@ class UnevenTrainer:
         tokens = int(count.item())
         self._visit = self._started = 0
         boundaries: Boundaries = OnHost(device) if self.options.offload else OnDevice()
-        graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        graphs: Graphs = {}
         self._forward(batches, boundaries, graphs)
         total = self._head(batches, boundaries, self.loss_scale.value / max(tokens, 1))
         self._backward(len(batches), boundaries, graphs)
@@ -195,7 +203,7 @@ class UnevenTrainer:
         self,
         batches: Sequence[Batch],
         boundaries: Boundaries,
-        graphs: dict[tuple[int, int], tuple[Tensor, Tensor]],
+        graphs: Graphs,
     ) -> None:
         """Embedding and layers. Boundary ("x", index, m) is what unit l reads of micro-batch m."""
         n = len(batches)
@@ -203,7 +211,7 @@ class UnevenTrainer:
         for m, (tokens, _) in enumerate(batches):
             x = self._run(0, m, tokens)
             # Its backward pass reads token ids only, so that the graph is kept: it is small.
-            graphs[0, m] = (x, x)
+            graphs[0, m] = (None, get_gradient_edge(x))
             boundaries.put(("x", 1, m), x.detach())
         self._slow.end(n, None)
         self._leave()
@@ -218,7 +226,7 @@ class UnevenTrainer:
                 else:
                     x = x.detach().requires_grad_()
                     y = self._run(index, m, x)
-                    graphs[index, m] = (x, y)
+                    graphs[index, m] = (x, get_gradient_edge(y))
                     boundaries.drop(("x", index, m))
                 boundaries.put(("x", index + 1, m), y.detach())
                 del y
@@ -261,7 +269,7 @@ class UnevenTrainer:
         self,
         n: int,
         boundaries: Boundaries,
-        graphs: dict[tuple[int, int], tuple[Tensor, Tensor]],
+        graphs: Graphs,
     ) -> None:
         """Layers in reverse, micro-batches in reverse; then the embedding."""
         for index in range(len(self.units) - 2, 0, -1):
@@ -273,19 +281,19 @@ class UnevenTrainer:
                 if recompute:
                     x = boundaries.get(("x", index, m)).detach().requires_grad_()
                     boundaries.prefetch(("x", index, m - 1))
-                    y = self._run(index, m, x)
+                    output = get_gradient_edge(self._run(index, m, x))
                 else:
-                    x, y = graphs.pop((index, m))
+                    x, output = graphs.pop((index, m))
                 gradient = boundaries.get(("g", index, m))
                 boundaries.prefetch(("g", index, m - 1))
-                torch.autograd.backward(y, gradient)
-                assert x.grad is not None
+                torch.autograd.backward(output, gradient)
+                assert x is not None and x.grad is not None
                 if recompute:
                     boundaries.drop(("x", index, m))
                 boundaries.drop(("g", index, m))
                 boundaries.put(("g", index - 1, m), x.grad)
                 x.grad = None
-                del y, gradient
+                del output, gradient
             self._pay(index, n * (3 if recompute else 2), x)
             del x
             self._leave()
