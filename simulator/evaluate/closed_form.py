@@ -154,7 +154,6 @@ def _sharded(layout: Layout, times: Sequence[ClassTimes]) -> ClosedFormResult:
 
 def _pipelined(layout: Layout, times: Sequence[ClassTimes]) -> ClosedFormResult:
     """Pipelines of replicated (or compactly sharded) stages that synchronise gradients."""
-    overlap = layout.stack.overlap
     works = [chunk_works(layout, t, layout.classes[c]) for c, t in enumerate(times)]
     pp, chunks = len(layout.pipelines[0].classes), len(works[0])
     gathers, exposed = _param_gathers(layout, works, pp, chunks)
