@@ -7,7 +7,6 @@ assumption; where no assumption is sound the row is refused with the field's nam
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,12 +16,13 @@ from typing import Any
 import hardware_db
 from hardware_db.schema import FabricSpec, GpuSpec, NodeSpec
 from simulator.errors import Problem, UserError
+from simulator.interop.run_rows import RunRow, read_table
 from simulator.spec.cluster import Cluster, NodeGroup
 from simulator.spec.layout import Layout, build_layout
 from simulator.spec.model import ModelSpec, MoeSpec
 from simulator.spec.plan import Assignment, Plan, Recompute, Sharding
 from simulator.spec.presets import preset
-from simulator.spec.stack import load_stack
+from simulator.spec.stack import Stack, load_stack
 from simulator.spec.workload import Workload
 
 #: Vocabulary taken where a row names none: GPT-2's 50,257 padded to a multiple of 1,024.
@@ -57,63 +57,8 @@ _ATTENTION = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class RunRow:
-    """One line of the file: its number (the header is line 1) and its cells as text."""
-
-    line: int
-    cells: Mapping[str, str]
-
-    def text(self, name: str) -> str:
-        """The cell, stripped; empty where the column or the value is missing."""
-        return (self.cells.get(name) or "").strip()
-
-    def number(self, name: str) -> float | None:
-        """The cell as a finite number, None where empty.
-
-        Raises:
-            UserError: not a number, or not finite.
-        """
-        text = self.text(name)
-        if not text:
-            return None
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            raise UserError(Problem(name, f"{text!r} isn't a finite number", line=self.line))
-        return value
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        """The cell as a positive whole number.
-
-        Raises:
-            UserError: missing without a default, not whole or below 1.
-        """
-        value = self.number(name)
-        if value is None:
-            if default is None:
-                raise UserError(Problem(name, "missing", "give it in the row", line=self.line))
-            return default
-        if value < 1 or value % 1:
-            raise UserError(
-                Problem(name, f"{self.text(name)!r} isn't a whole number above 0", line=self.line)
-            )
-        return int(value)
-
-    def choice(self, name: str, known: Mapping[str, Any], default: str | None = None) -> Any:
-        """What a word stands for.
-
-        Raises:
-            UserError: unknown word, or missing without a default.
-        """
-        text = self.text(name).lower() or (default if default is not None else "")
-        if text not in known:
-            hint = f"one of {', '.join(k for k in known if k)}"
-            found = repr(text) if text else "missing"
-            raise UserError(Problem(name, found, hint, line=self.line))
-        return known[text]
+#: In the notes of a row whose peak is what the runtime logged of the whole device.
+_LOGGED_PEAK = "peak as logged"
 
 
 @dataclass(frozen=True)
@@ -123,6 +68,7 @@ class RunCase:
     ``layout`` is None where the row can't be expressed, and ``reason`` says why. ``candidates``
     are layouts that the row leaves open (micro-batch not printed): the fastest one that fits
     counts. ``last_fraction`` is the size of the last micro-batch relative to a whole one.
+    ``peaks_of_device`` says that the row's peak is device memory (nvidia-smi), not torch's count.
     """
 
     row: RunRow
@@ -131,26 +77,7 @@ class RunCase:
     assumptions: tuple[str, ...] = ()
     candidates: tuple[Layout, ...] = ()
     last_fraction: float = 1.0
-
-
-def read_runs(path: Path) -> list[RunRow]:
-    """Rows of a CSV file.
-
-    Raises:
-        UserError: no such file, a directory, not UTF-8 text, no header, no rows.
-    """
-    try:
-        text = path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UserError(Problem("", f"can't be read: {reason}", source=str(path))) from None
-    reader = csv.DictReader(text.splitlines())
-    if not reader.fieldnames:
-        raise UserError(Problem("", "empty; a header row is needed", source=str(path)))
-    rows = [RunRow(reader.line_num, dict(cells)) for cells in reader]
-    if not rows:
-        raise UserError(Problem("", "has a header but no rows", source=str(path)))
-    return rows
+    peaks_of_device: bool = False
 
 
 def run_case(row: RunRow, *, stack: str | None = None) -> RunCase:
@@ -159,23 +86,34 @@ def run_case(row: RunRow, *, stack: str | None = None) -> RunCase:
     try:
         return _case(row, notes, stack)
     except UserError as error:
-        text = "; ".join(f"{p.path}: {p.message}" if p.path else p.message for p in error.problems)
-        return RunCase(row, None, text, tuple(notes))
+        return RunCase(row, None, "; ".join(map(_in_words, error.problems)), tuple(notes))
+
+
+def _in_words(problem: Problem) -> str:
+    """A fault without its place in the file, which the row has."""
+    head = f"{problem.path}: {problem.message}" if problem.path else problem.message
+    return f"{head} ({problem.hint})" if problem.hint else head
 
 
 def _case(row: RunRow, notes: list[str], stack_name: str | None) -> RunCase:
     model = row_model(row, notes.append)
     stack = load_stack(stack_name or row.text("stack"))
     cluster = row_cluster(row, notes.append)
-    plan, micro_batches, fraction = _row_plan(row, model, cluster, stack.schedules, notes)
+    plan, micro_batches, fraction = _row_plan(row, model, cluster, stack, notes)
     sequence = row.integer("seq_len")
+    of_device = _LOGGED_PEAK in row.text("notes").lower()
+    if of_device:
+        notes.append("peak as logged by the runtime: device memory with CUDA context and NCCL")
     if row.number("micro_batch") is None:
-        return _open_case(row, model, cluster, plan, stack.name, sequence, notes)
+        case = _open_case(row, model, cluster, plan, stack.name, sequence, notes)
+        return replace(case, peaks_of_device=of_device)
     batch = plan.dp * plan.micro_batch * micro_batches
     if plan.assignment:
         batch = row.integer("global_batch")
     layout = build_layout(model, Workload(sequence, batch), cluster, plan, stack)
-    return RunCase(row, layout, assumptions=tuple(notes), last_fraction=fraction)
+    return RunCase(
+        row, layout, assumptions=tuple(notes), last_fraction=fraction, peaks_of_device=of_device
+    )
 
 
 def _open_case(
@@ -213,6 +151,8 @@ def row_model(row: RunRow, note: Callable[[str], None]) -> ModelSpec:
     Raises:
         UserError: unknown family, or a shape field missing.
     """
+    if not row.text("hidden") and not row.text("layers"):
+        return _preset_model(row)
     family = row.choice("arch", {k: k for k in FAMILIES})
     if family == "deepseek":
         return _preset_cut(row, note)
@@ -236,6 +176,14 @@ def row_model(row: RunRow, note: Callable[[str], None]) -> ModelSpec:
         kv_heads=row.integer("kv_heads", heads), head_dim=hidden // heads,
         vocab=int(vocab if vocab is not None else ASSUMED_VOCAB), moe=moe, **fields,
     )  # fmt: skip
+
+
+def _preset_model(row: RunRow) -> ModelSpec:
+    """A row without a shape names a preset."""
+    if not row.text("model"):
+        raise UserError(row.problem("hidden", "missing", "give the shape, or a known model's name"))
+    model = preset(row.text("model"))
+    return replace(model, vocab=row.integer("vocab", model.vocab))
 
 
 def _preset_cut(row: RunRow, note: Callable[[str], None]) -> ModelSpec:
@@ -309,39 +257,72 @@ def _row_node(row: RunRow, gpu: GpuSpec, per_node: int, note: Callable[[str], No
 
 
 def _row_plan(
-    row: RunRow, model: ModelSpec, cluster: Cluster, schedules: tuple[str, ...], notes: list[str]
+    row: RunRow, model: ModelSpec, cluster: Cluster, stack: Stack, notes: list[str]
 ) -> tuple[Plan, int, float]:
     """The plan, whole micro-batches per rank and the size of the last one."""
     tp, pp, cp = row.integer("tp", 1), row.integer("pp", 1), row.integer("cp", 1)
     vpp = row.integer("vpp", 1)
     dp = row.integer("dp", max(cluster.n_gpus // (tp * pp * cp), 1))
-    precision = row.text("precision").lower()
-    if not precision:
-        precision = "fp16"
-        notes.append("precision not given: fp16")
     if not row.text("recompute"):
         notes.append("recomputation not given: none")
     micro_batch = row.integer("micro_batch", 1)
-    count = row.number("grad_accum")
-    if count is None:
-        count = row.integer("global_batch", dp * micro_batch) / (dp * micro_batch)
+    count = _micro_batches(row, dp, micro_batch, notes)
     whole = math.ceil(count - 1e-9)
     fraction = 1.0 if abs(count - whole) < 1e-9 else count - math.floor(count)
     schedule = "interleaved" if vpp > 1 else "1f1b"
     plan = Plan(
         dp=dp, tp=tp, pp=pp, vpp=vpp, cp=cp, ep=row.integer("ep", 1),
-        sequence_parallel=row.text("sp") in ("1", "1.0"), micro_batch=micro_batch,
-        schedule=schedule if schedule in schedules else "1f1b",
+        sequence_parallel=_flag(row, "sp"), micro_batch=micro_batch,
+        schedule=schedule if schedule in stack.schedules else "1f1b",
         sharding=row.choice("sharding", _SHARDING, "none"),
-        recompute=row.choice("recompute", _RECOMPUTE, "none"), precision=precision,
+        recompute=row.choice("recompute", _RECOMPUTE, "none"),
+        precision=_precision(row, cluster, stack, notes),
         optimizer=_optimizer(row.text("optimizer")),
-        attention=row.choice("attention", _ATTENTION), compile=row.text("compile") == "1",
+        attention=row.choice("attention", _ATTENTION), compile=_flag(row, "compile"),
         stage_layers=_stage_layers(row, model, pp, notes),
         assignment=_stage_assignment(row, cluster, pp),
     )  # fmt: skip
-    if row.text("sharding") == "hsdp":
+    if row.text("sharding").lower() == "hsdp":
         plan = replace(plan, shard_degree=len(cluster.groups[0].gpus))
     return plan, max(whole, 1), fraction
+
+
+def _flag(row: RunRow, name: str) -> bool:
+    return row.number(name) == 1
+
+
+def _micro_batches(row: RunRow, dp: int, micro_batch: int, notes: list[str]) -> float:
+    """Micro-batches per step and rank; the last one is smaller where it isn't whole."""
+    count, batch = row.number("grad_accum"), row.number("global_batch")
+    if count is None:
+        if batch is None:
+            notes.append("neither grad_accum nor global_batch given: one micro-batch per step")
+            return 1.0
+        count = batch / (dp * micro_batch)
+        if count < 1:
+            raise UserError(
+                row.problem("global_batch", f"{batch:g} is less than dp x micro_batch",
+                            f"{dp} x {micro_batch}")
+            )  # fmt: skip
+    elif batch is not None and row.text("micro_batch"):
+        implied = dp * micro_batch * count
+        if abs(implied / batch - 1.0) > 0.01:
+            notes.append(
+                f"global_batch {batch:g} isn't dp x micro_batch x grad_accum: {implied:g} taken"
+            )
+    return count
+
+
+def _precision(row: RunRow, cluster: Cluster, stack: Stack, notes: list[str]) -> str:
+    """The row's precision; without one, bf16 where the GPUs have it and fp16 elsewhere."""
+    named = row.text("precision").lower()
+    if named:
+        return named
+    recent = all(g.supports("bf16") for g in cluster.gpu_types)
+    wanted = ("bf16_grad32", "bf16", "fp16") if recent else ("fp16", "fp32")
+    chosen = next((name for name in wanted if name in stack.recipes), next(iter(stack.recipes)))
+    notes.append(f"precision not given: {chosen}")
+    return chosen
 
 
 def _optimizer(text: str) -> str:
@@ -395,5 +376,5 @@ def _stage_assignment(row: RunRow, cluster: Cluster, pp: int) -> tuple[Assignmen
 
 def read_cases(path: Path, *, stack: str | None = None) -> Iterator[RunCase]:
     """Every row of a file as a case, in file order."""
-    for row in read_runs(path):
+    for row in read_table(path).rows:
         yield run_case(row, stack=stack)
