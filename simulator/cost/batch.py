@@ -74,11 +74,7 @@ class RankBatch:
 def _row(layout: Layout, c: RankClass) -> dict[str, float]:
     plan = layout.plan
     stage_dp = sum(p.count for p in layout.pipelines)
-    limit = (
-        c.layers
-        if plan.recompute_layers is None
-        else min(plan.recompute_layers, c.layers)
-    )
+    limit = c.layers if plan.recompute_layers is None else min(plan.recompute_layers, c.layers)
     return {
         "micro_batch": c.micro_batch,
         "micro_batches": c.micro_batches,
@@ -106,7 +102,5 @@ def _row(layout: Layout, c: RankClass) -> dict[str, float]:
 def batch_of(layout: Layout, classes: tuple[RankClass, ...] | None = None) -> RankBatch:
     """The rank classes of one layout (all of them, or those given) as rows, in order."""
     rows = [_row(layout, c) for c in (layout.classes if classes is None else classes)]
-    columns = {
-        f.name: np.array([r[f.name] for r in rows], float) for f in fields(RankBatch)
-    }
+    columns = {f.name: np.array([r[f.name] for r in rows], float) for f in fields(RankBatch)}
     return RankBatch(**columns)

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from hardware_db.schema import GpuSpec
+from simulator.cost.network import LinkParams, Network
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,8 @@ class Tuning:
     Attributes:
         gemm, attention, memory: time of matrix products, attention kernels and memory-bound
             kernels inside a step over their time alone.
-        network: time of collectives inside a layer (tensor, context, expert parallel) and of
-            pipeline sends over the network model's.
-        data_network: time of data-parallel collectives (gradients, sharded parameters).
+        network: time of communication inside a node over the network model's.
+        fabric: the same between nodes.
         dispatch_s: host time per kernel launch; None takes the stack's.
         sync_spread: growth of the host's time per unit of sqrt(2 ln tp): ranks of a
             tensor-parallel group wait for the slowest host at every collective.
@@ -40,7 +40,7 @@ class Tuning:
     attention: float = 1.0
     memory: float = 1.0
     network: float = 1.0
-    data_network: float = 1.0
+    fabric: float = 1.0
     dispatch_s: float | None = None
     sync_spread: float = 0.0
     step_overhead_s: float | None = None
@@ -53,16 +53,38 @@ UNTUNED = Tuning()
 
 #: Parameters that a fit may change, with the bounds that keep their meaning.
 BOUNDS: Mapping[str, tuple[float, float]] = {
-    "gemm": (0.7, 2.0),
-    "attention": (0.5, 3.0),
-    "memory": (0.5, 3.0),
+    "gemm": (0.85, 2.0),
+    "attention": (0.5, 4.0),
+    "memory": (0.6, 2.5),
     "network": (0.5, 4.0),
-    "data_network": (0.5, 4.0),
+    "fabric": (0.5, 4.0),
     "dispatch_s": (1e-6, 2e-4),
     "sync_spread": (0.0, 1.0),
     "step_overhead_s": (1e-4, 0.5),
     "micro_batch_overhead_s": (0.0, 0.05),
 }
+
+
+def tuned_network(net: Network, tuned: Tuning) -> Network:
+    """A network whose links are slower by the calibration's factors."""
+
+    def slower(link: LinkParams, factor: float) -> LinkParams:
+        return replace(
+            link,
+            efficiency=link.efficiency / factor,
+            p2p_efficiency=link.p2p_efficiency / factor,
+            nvls_efficiency=link.nvls_efficiency / factor,
+            latency_s=link.latency_s * factor,
+            base_s=link.base_s * factor,
+            p2p_base_s=link.p2p_base_s * factor,
+        )
+
+    return replace(
+        net,
+        intra=slower(net.intra, tuned.network),
+        pair=slower(net.pair, tuned.network),
+        inter=None if net.inter is None else slower(net.inter, tuned.fabric),
+    )
 
 
 @cache

@@ -151,7 +151,9 @@ def send_s(ctx: LayerContext, net: Network) -> Array:
     )
     size = batch.tokens * ctx.model.hidden * ctx.width / batch.tp
     senders = np.minimum(stride, per_node)
-    crosses = (here != there) & (batch.stage + 1 < batch.pp)
+    # Interleaved chunks also go from the last stage back to the first.
+    around = (batch.vpp > 1) & (batch.pp * stride > per_node)
+    crosses = np.where(batch.stage + 1 < batch.pp, here != there, around)
     time = send_recv_s(net, size, crosses, senders_per_node=senders)
     return np.where(batch.pp > 1, time, 0.0)
 

@@ -6,6 +6,7 @@ them (DESIGN: dispatch-bound small models).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from simulator.cost.batch import Array
 from simulator.cost.calibration import UNTUNED, Tuning
 from simulator.cost.kernel_rates import KernelRates
 from simulator.cost.kernels import attention_time_s, gemm_time_s, memory_time_s
-from simulator.cost.operators import LayerContext, Operator
+from simulator.cost.operators import Kind, LayerContext, Operator
 
 #: Kernels by what the GPU needs for them; flash kernels need Ampere, the third needs Hopper.
 _FLASH_ARCHITECTURES = ("ampere", "ada", "hopper", "blackwell")
@@ -40,6 +41,14 @@ class OperatorTimes:
     backward_launches: Array
     recompute_launches: Array
 
+    def slowed(self, factor: float) -> OperatorTimes:
+        """The same launches with ``factor`` times the GPU time."""
+        return OperatorTimes(
+            self.forward_s * factor, self.input_s * factor, self.weight_s * factor,
+            self.recompute_s * factor, self.forward_launches, self.backward_launches,
+            self.recompute_launches,
+        )  # fmt: skip
+
     def __add__(self, other: OperatorTimes) -> OperatorTimes:
         names = self.__dataclass_fields__
         return OperatorTimes(*(getattr(self, n) + getattr(other, n) for n in names))
@@ -55,25 +64,38 @@ def attention_kernel(gpu: GpuSpec, asked: str, default: str) -> str:
     return name
 
 
+def kernel_times(
+    operators: tuple[Operator, ...], ctx: LayerContext, rates: KernelRates
+) -> dict[Kind, OperatorTimes]:
+    """Times of kernels alone, summed by kind of operator."""
+    zero = np.zeros(())
+    empty = OperatorTimes(zero, zero, zero, zero, zero, zero, zero)
+    total: dict[Kind, OperatorTimes] = {"gemm": empty, "attention": empty, "memory": empty}
+    for op in operators:
+        total[op.kind] = total[op.kind] + _one(op, ctx, rates)
+    return total
+
+
+def step_times(alone: Mapping[Kind, OperatorTimes], tuned: Tuning = UNTUNED) -> OperatorTimes:
+    """Times of the same kernels inside a step, all kinds together."""
+    factors: dict[Kind, float] = {
+        "gemm": tuned.gemm, "attention": tuned.attention, "memory": tuned.memory
+    }  # fmt: skip
+    parts = [times.slowed(factors[kind]) for kind, times in alone.items()]
+    return parts[0] + parts[1] + parts[2]
+
+
 def operator_times(
     operators: tuple[Operator, ...],
     ctx: LayerContext,
     rates: KernelRates,
-    tuning: Tuning = UNTUNED,
+    tuned: Tuning = UNTUNED,
 ) -> OperatorTimes:
-    """Price operators on a GPU; zero everywhere for an empty list.
-
-    ``tuning`` holds the factors of kernels inside a step over kernels alone.
-    """
-    factor = {"gemm": tuning.gemm, "attention": tuning.attention, "memory": tuning.memory}
-    zero = np.zeros(())
-    total = OperatorTimes(zero, zero, zero, zero, zero, zero, zero)
-    for op in operators:
-        total = total + _one(op, ctx, rates, factor[op.kind])
-    return total
+    """Price operators on a GPU inside a step; zero everywhere for an empty list."""
+    return step_times(kernel_times(operators, ctx, rates), tuned)
 
 
-def _one(op: Operator, ctx: LayerContext, rates: KernelRates, factor: float) -> OperatorTimes:
+def _one(op: Operator, ctx: LayerContext, rates: KernelRates) -> OperatorTimes:
     if op.kind == "gemm":
         forward, dgrad, wgrad = _gemm(op, ctx, rates)
     elif op.kind == "attention":
@@ -84,12 +106,12 @@ def _one(op: Operator, ctx: LayerContext, rates: KernelRates, factor: float) -> 
         dgrad = _memory(op, rates, op.backward_bytes, op.backward_launches)
         wgrad = np.zeros(())
     again = op.recomputed * op.share
-    scale = op.share * factor
+    scale = op.share
     return OperatorTimes(
         forward * scale,
         dgrad * scale,
         wgrad * scale,
-        forward * again * factor,
+        forward * again,
         np.asarray(op.launches * op.share),
         np.asarray(op.backward_launches * op.share),
         np.asarray(op.launches * again),
@@ -127,6 +149,7 @@ def _attention(op: Operator, ctx: LayerContext, rates: KernelRates, *, backward:
         kv_len=op.kv_len, head_dim=op.head_dim, v_head_dim=op.v_head_dim, causal=op.causal,
         kernel=ctx.attention, dtype="bf16" if dtype == "fp8" else dtype, backward=backward,
         dropout=ctx.model.dropout > 0,
+        fused_softmax=ctx.fused.fused_softmax,
     )  # fmt: skip
 
 

@@ -258,6 +258,7 @@ def attention_time_s(
     dtype: str,
     backward: bool,
     dropout: bool = False,
+    fused_softmax: bool = False,
 ) -> Array:
     """Time of the attention core (scores, softmax, values) of one layer, seconds.
 
@@ -266,7 +267,8 @@ def attention_time_s(
     the vendor's own on Hopper and Blackwell. A flash kernel skips masked
     blocks when ``causal`` and its backward pass does 2.5 times the forward FLOPs (five products
     for two: FlashAttention-2, section 4.1). The unfused one multiplies the whole matrix and
-    passes over it in memory for scale, mask, softmax and dropout.
+    passes over it in memory for scale, mask, softmax and dropout; ``fused_softmax`` does scale,
+    mask and softmax in one kernel (Megatron-LM's), so that only its own passes remain.
 
     Raises:
         UserError: unknown ``kernel``, or a dtype that this GPU cannot multiply.
@@ -282,13 +284,27 @@ def attention_time_s(
     b, h, kvh, q, kv, d, dv = np.broadcast_arrays(*(np.asarray(a, float) for a in names))
     if kernel == "unfused":
         return _unfused_attention(
-            rates, b, h, q, kv, d, dv, dtype=dtype, backward=backward, dropout=dropout
+            rates,
+            b,
+            h,
+            q,
+            kv,
+            d,
+            dv,
+            dtype=dtype,
+            backward=backward,
+            dropout=dropout,
+            fused_softmax=fused_softmax,
         )
     return _flash_attention(
         rates, b, h, kvh, q, kv, d, dv,
         causal=causal, kernel=kernel, dtype=dtype, backward=backward, dropout=dropout,
     )  # fmt: skip
 
+
+#: Passes of a fused scale-mask-softmax over the score matrix: forward reads and writes it once,
+#: backward reads probabilities and gradient and writes the gradient (by flag ``backward``).
+FUSED_SOFTMAX_PASSES = {False: 2.0, True: 3.0}
 
 #: FLOPs of a flash backward pass over its forward pass: five products instead of two.
 FLASH_BACKWARD_FLOPS = 2.5
@@ -354,11 +370,14 @@ def _unfused_attention(
     dtype: str,
     backward: bool,
     dropout: bool,
+    fused_softmax: bool,
 ) -> Array:
     params = rates.attention["unfused"]
     size = _element_bytes(dtype)
     scores = b * h * q * kv
     passes = params.backward_passes if backward else params.forward_passes
+    if fused_softmax:
+        passes = min(passes, FUSED_SOFTMAX_PASSES[backward])
     per_pass = memory_time_s(rates, size * scores)
     # Dropout reads and writes the matrix once more and keeps or reads a one-byte mask.
     extra = memory_time_s(rates, (2.0 * size + 1.0) * scores) if dropout else 0.0

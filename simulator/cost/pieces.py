@@ -19,11 +19,13 @@ from simulator.cost.communication import (
     send_s,
     tensor_parallel_s,
 )
-from simulator.cost.compute import OperatorTimes, operator_times
+from simulator.cost.compute import OperatorTimes, kernel_times, step_times
 from simulator.cost.kernel_rates import KernelRates
 from simulator.cost.kernels import memory_time_s
 from simulator.cost.operators import (
+    Kind,
     LayerContext,
+    Operator,
     embedding_operators,
     head_operators,
     layer_operators,
@@ -35,7 +37,7 @@ from simulator.spec.stack import Stack
 
 #: Host time of launching a tensor-parallel collective, in kernel launches: the autograd function,
 #: NCCL's enqueue and the two stream synchronisations around it.
-_COLLECTIVE_LAUNCHES = 4.0
+_COLLECTIVE_LAUNCHES = 1.5
 
 #: Share of the host link that pinned copies reach (NVIDIA's bandwidthTest on PCIe 4: 25 of 32).
 _PINNED_COPY = 0.8
@@ -50,7 +52,8 @@ class Site:
     """Where ranks run: the GPU's measured rates, its network and the host's dispatch speed.
 
     ``data_network`` is what data-parallel collectives see: the slowest network of all GPUs that
-    take part in them. ``tuning`` is the stack's calibration on this GPU.
+    take part in them. ``tuning`` is the stack's calibration on this GPU, whose network factors the
+    two networks already have (``calibration.tuned_network``).
     """
 
     gpu: GpuSpec
@@ -94,31 +97,45 @@ class RankTimes:
     optimizer: Array
 
 
-def price_ranks(stack: Stack, ctx: LayerContext, site: Site, optimizer: str) -> RankTimes:
+#: Times of kernels alone by piece: what stays the same when only the calibration changes.
+Memo = dict[str, dict[Kind, OperatorTimes]]
+
+
+def price_ranks(
+    stack: Stack, ctx: LayerContext, site: Site, optimizer: str, memo: Memo | None = None
+) -> RankTimes:
     """Price every row of ``ctx.batch`` on one site.
 
     ``optimizer`` sets the bytes that the update moves. Uneven shares are priced by
     ``pricing.price_layout``, which knows all ranks of a collective; here shares are even.
     """
     batch, model = ctx.batch, ctx.model
+    memo = {} if memo is None else memo
     shards = shard_parameters(model, batch)
     dispatch = _dispatch_s(stack, site, ctx)
-    dense = _layer(ctx, stack, site, dispatch, moe=False)
-    moe = _layer(ctx, stack, site, dispatch, moe=True) if model.moe else None
-    net, slower = site.data_network, site.tuning.data_network
-    pieces = shards.pieces()
-    reduce = [slower * reduce_s(stack, ctx.recipe, net, batch, p, e) for p, e in pieces]
-    gather = [slower * gather_s(ctx.recipe, net, batch, p, e) for p, e in pieces]
+    dense = _layer(ctx, stack, site, dispatch, memo, moe=False)
+    moe = _layer(ctx, stack, site, dispatch, memo, moe=True) if model.moe else None
+    net, pieces = site.data_network, shards.pieces()
+    reduce = [reduce_s(stack, ctx.recipe, net, batch, p, e) for p, e in pieces]
+    gather = [gather_s(ctx.recipe, net, batch, p, e) for p, e in pieces]
     return RankTimes(
         dense,
         moe,
-        _ends(ctx, site, dispatch, head=False),
-        _ends(ctx, site, dispatch, head=True),
+        _ends(ctx, site, dispatch, memo, head=False),
+        _ends(ctx, site, dispatch, memo, head=True),
         *reduce,
         *gather,
-        site.tuning.network * send_s(ctx, site.network),
+        send_s(ctx, site.network),
         _optimizer_s(stack, ctx, site, shards, optimizer),
     )
+
+
+def _inside_step(
+    operators: tuple[Operator, ...], ctx: LayerContext, site: Site, memo: Memo, key: str
+) -> OperatorTimes:
+    if key not in memo:
+        memo[key] = kernel_times(operators, ctx, site.rates)
+    return step_times(memo[key], site.tuning)
 
 
 def _dispatch_s(stack: Stack, site: Site, ctx: LayerContext) -> Array:
@@ -137,11 +154,11 @@ def _dispatch_s(stack: Stack, site: Site, ctx: LayerContext) -> Array:
 
 
 def _layer(
-    ctx: LayerContext, stack: Stack, site: Site, dispatch: Array, *, moe: bool
+    ctx: LayerContext, stack: Stack, site: Site, dispatch: Array, memo: Memo, *, moe: bool
 ) -> PieceTimes:
     """One transformer layer with its communication inside."""
-    batch, network_factor = ctx.batch, site.tuning.network
-    times = operator_times(layer_operators(ctx, moe=moe), ctx, site.rates, site.tuning)
+    batch = ctx.batch
+    times = _inside_step(layer_operators(ctx, moe=moe), ctx, site, memo, f"layer moe={moe}")
     times = _with_casts(times, ctx, site, moe)
     full = np.where(
         batch.recompute == Recompute.FULL,
@@ -150,12 +167,12 @@ def _layer(
     )
     selective = (batch.recompute == Recompute.SELECTIVE).astype(float)
     tp_forward, tp_backward = tensor_parallel_s(ctx, site.network)
-    visible = network_factor * (1 - stack.overlap.tp)
+    visible = 1 - stack.overlap.tp
     tp_forward, tp_backward = tp_forward * visible, (tp_backward + full * tp_forward) * visible
-    cp = network_factor * context_parallel_s(ctx, site.network, times)
+    cp = context_parallel_s(ctx, site.network, times)
     ep: Array = np.zeros(())
     if moe:
-        ep = network_factor * (1 - stack.overlap.ep) * expert_parallel_s(ctx, site.network)
+        ep = (1 - stack.overlap.ep) * expert_parallel_s(ctx, site.network)
     again = full * times.forward_s + selective * times.recompute_s
     backward_gpu = times.input_s + times.weight_s + again
     # Every pass launches two collectives where tensor parallelism is on.
@@ -233,20 +250,19 @@ def _with_casts(times: OperatorTimes, ctx: LayerContext, site: Site, moe: bool) 
     )
 
 
-def _ends(ctx: LayerContext, site: Site, dispatch: Array, *, head: bool) -> PieceTimes:
+def _ends(ctx: LayerContext, site: Site, dispatch: Array, memo: Memo, *, head: bool) -> PieceTimes:
     """Embedding or head; zero-weighted by the caller where a rank has none."""
     operators = head_operators(ctx) if head else embedding_operators(ctx)
-    times = operator_times(operators, ctx, site.rates, site.tuning)
+    times = _inside_step(operators, ctx, site, memo, f"end head={head}")
     batch = ctx.batch
     group = group_of(site.network, batch.tp, 1)
     # The embedding's output is reduced over the vocabulary's shards; so is the head's input
     # gradient. The loss adds three reductions of one number per token (Megatron-LM section 3).
     activations = batch.tokens * ctx.model.hidden * ctx.width
-    factor = site.tuning.network
-    reduce = factor * all_reduce_s(site.network, group, activations)
+    reduce = all_reduce_s(site.network, group, activations)
     loss: Array = np.zeros(())
     if head:
-        loss = factor * 3 * all_reduce_s(site.network, group, batch.tokens * 4.0)
+        loss = 3 * all_reduce_s(site.network, group, batch.tokens * 4.0)
     backward_gpu = times.input_s + times.weight_s
     host = np.maximum(times.backward_launches * dispatch - backward_gpu, 0.0)
     return PieceTimes(

@@ -9,13 +9,13 @@ import numpy as np
 
 from hardware_db.schema import GpuSpec
 from simulator.cost.batch import Array, batch_of
-from simulator.cost.calibration import Tuning, tuning
+from simulator.cost.calibration import Tuning, tuned_network, tuning
 from simulator.cost.collectives import Network, network, slowest
 from simulator.cost.communication import uneven_factor
 from simulator.cost.compute import attention_kernel
 from simulator.cost.kernel_rates import rates
 from simulator.cost.operators import LayerContext
-from simulator.cost.pieces import PieceTimes, RankTimes, Site, price_ranks
+from simulator.cost.pieces import Memo, PieceTimes, RankTimes, Site, price_ranks
 from simulator.cost.times import ChunkTimes, ClassTimes, PassTimes, UnitTimes
 from simulator.spec.layout import Layout, RankClass
 from simulator.spec.plan import Sharding
@@ -33,11 +33,14 @@ def _site_networks(layout: Layout) -> dict[int, Network]:
 
 
 def price_layout(
-    layout: Layout, tuned: Callable[[GpuSpec], Tuning] | None = None
+    layout: Layout,
+    tuned: Callable[[GpuSpec], Tuning] | None = None,
+    memo: dict[tuple[str, int], Memo] | None = None,
 ) -> tuple[ClassTimes, ...]:
     """Times of every rank class of a layout, in class order.
 
-    ``tuned`` replaces the shipped calibration (fits and what-if questions use it).
+    ``tuned`` replaces the shipped calibration (fits and what-if questions use it); ``memo``, kept
+    by the caller for one layout, holds what doesn't depend on it.
     """
     networks = _site_networks(layout)
     everywhere = slowest(list({c.group: networks[c.group] for c in layout.classes}.values()))
@@ -47,13 +50,14 @@ def price_layout(
     for key in sorted(sites):
         members = tuple(c for c in layout.classes if (c.gpu.name, c.group) == key)
         gpu, group = members[0].gpu, layout.cluster.groups[members[0].group]
+        tuned_here = tuned(gpu) if tuned else tuning(layout.stack.name, gpu)
         site = Site(
             gpu,
             rates(gpu),
-            networks[members[0].group],
-            everywhere,
+            tuned_network(networks[members[0].group], tuned_here),
+            tuned_network(everywhere, tuned_here),
             group.node.dispatch_scale,
-            tuned(gpu) if tuned else tuning(layout.stack.name, gpu),
+            tuned_here,
         )
         ctx = LayerContext(
             layout.model,
@@ -65,7 +69,8 @@ def price_layout(
             layout.plan.offload == "activations",
             layout.plan.offload in ("optimizer", "state"),
         )
-        priced = price_ranks(layout.stack, ctx, site, layout.plan.optimizer)
+        kept = None if memo is None else memo.setdefault(key, {})
+        priced = price_ranks(layout.stack, ctx, site, layout.plan.optimizer, kept)
         for row, rank_class in enumerate(members):
             found[rank_class.index] = _class_times(layout, rank_class, priced, row, site)
     return tuple(found[c.index] for c in layout.classes)

@@ -56,9 +56,7 @@ class PassTimes:
         )
 
     def __add__(self, other: PassTimes) -> PassTimes:
-        return PassTimes(
-            *(getattr(self, f.name) + getattr(other, f.name) for f in fields(self))
-        )
+        return PassTimes(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def scaled(self, factor: Seconds) -> PassTimes:
         """Every category times ``factor`` (repeat counts, slow-down)."""
