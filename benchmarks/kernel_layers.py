@@ -1,10 +1,6 @@
-"""One transformer layer of the layer-latency table as kernels: the fit of GPUs known only by it.
+"""One transformer layer of the layer-latency table: the fit of GPUs known only by it.
 
-The table's profiler sums CUDA kernels of one eager Hugging Face style layer (torch 2.1, autocast
-with fp32 parameters, or plain fp32): unfused norms, rotary and gates, attention by flash (fp16 on
-Ampere and later), torch's memory-efficient kernel (others), or unfused (Pascal). Weights are cast
-once per autocast region, so the forward pass has no cast; the backward pass casts each fp16 weight
-gradient to fp32 and adds it. Bytes below count reads and writes of that eager code.
+What the table holds and how a layer is priced: :mod:`simulator.interop.layers`.
 """
 
 from __future__ import annotations
@@ -26,22 +22,8 @@ from benchmarks.kernel_fits import (
     robust_loss,
 )
 from hardware_db import gpu
-from hardware_db.schema import GpuSpec
 from simulator.cost.kernel_rates import AttentionParams, GemmParams, KernelRates, MemoryParams
-from simulator.cost.kernels import attention_time_s, gemm_time_s, memory_time_s
-
-#: Bytes moved per token and element of the hidden size (h) and of the FFN size (f) by the eager
-#: pointwise kernels: (family, dtype) -> (forward h, forward f, backward h, backward f).
-#: Llama fp16: 2 norms x 24, 5 casts x 6, rotary 32, copy 4, 2 residuals x 10; gate 10.
-POINTWISE_BYTES = {
-    ("llama", "float16"): (134.0, 10.0, 284.0, 18.0),
-    ("llama", "float32"): (144.0, 20.0, 300.0, 36.0),
-    ("gpt", "float16"): (58.0, 4.0, 120.0, 8.0),
-    ("gpt", "float32"): (56.0, 8.0, 112.0, 16.0),
-}
-#: Bytes per parameter in the backward pass: cast (2 + 4) and fp32 accumulate (4 + 4 + 4).
-GRADIENT_BYTES = {"float16": 18.0, "float32": 12.0}
-DTYPES = {"float16": "fp16", "float32": "fp32"}
+from simulator.interop.layers import DTYPES, LayerShapes, attention_kernel, layer_time
 
 LAYER_BOUNDS = {
     "efficiency": (0.05, 1.0),
@@ -54,20 +36,12 @@ GPT_HEADS = {"gpt_1.3b": 128.0, "gpt_2.7b": 80.0, "gpt_6.7b": 128.0}
 
 
 @dataclass(frozen=True)
-class LayerTable:
-    """Columns of the rows of one GPU and dtype."""
+class LayerTable(LayerShapes):
+    """Columns of the rows of one GPU and dtype, with what was measured and the group held out."""
 
-    hidden: Array
-    ffn: Array
-    heads: Array
-    kv_heads: Array
-    seq: Array
-    batch: Array
-    gated: NDArray[np.bool_]
     group: NDArray[np.int64]
     forward_s: Array
     backward_s: Array
-    dtype: str
 
 
 def layer_table(rows: Rows, dtype: str) -> LayerTable:
@@ -124,75 +98,6 @@ def scaled(params: AttentionParams, factor: float) -> AttentionParams:
         forward_efficiency=params.forward_efficiency * factor,
         backward_efficiency=params.backward_efficiency * factor,
     )
-
-
-def attention_kernel(spec: GpuSpec, dtype: str) -> str:
-    """Kernel that the profiled code chose."""
-    if spec.architecture == "pascal":
-        return "unfused"
-    recent = float(spec.compute_capability) >= 8.0
-    return "flash2" if recent and dtype == "float16" else "flash1"
-
-
-def layer_time(rates: KernelRates, table: LayerTable, kernel: str, *, backward: bool) -> Array:
-    """Kernel time of one layer, seconds, one pass."""
-    dtype = DTYPES[table.dtype]
-    size = 2.0 if dtype == "fp16" else 4.0
-    tokens = table.seq * table.batch
-    head_dim = table.hidden / table.heads
-    kv_width = np.where(table.gated, table.kv_heads, table.heads) * head_dim
-    up = np.where(table.gated, 2.0, 1.0)
-    linears = (
-        (table.hidden, table.hidden, 2.0),  # query and output
-        (kv_width, table.hidden, 2.0),
-        (table.ffn, table.hidden, up),
-        (table.hidden, table.ffn, 1.0),
-    )
-    total = np.zeros(tokens.shape)
-    shape = (len(linears), tokens.size)
-    n, k, count = (
-        np.array([np.broadcast_to(row[i], tokens.shape) for row in linears]) for i in (0, 1, 2)
-    )
-    for pass_ in ("dgrad", "wgrad") if backward else ("fwd",):
-        each = gemm_time_s(
-            rates, np.broadcast_to(tokens, shape), n, k,
-            dtype=dtype, in_bytes=size, out_bytes=size, pass_=pass_,
-        )  # fmt: skip
-        total = total + (count * each).sum(axis=0)
-    shared = np.where(table.gated, table.kv_heads, table.heads)
-    core = [
-        attention_time_s(
-            rates,
-            batch=table.batch,
-            heads=table.heads,
-            kv_heads=shared,
-            q_len=table.seq,
-            kv_len=table.seq,
-            head_dim=head_dim,
-            v_head_dim=head_dim,
-            causal=True,
-            kernel=name,
-            dtype=dtype,
-            backward=backward,
-        )
-        for name in ((kernel, "unfused") if not table.gated.all() else (kernel,))
-    ]
-    total = total + np.where(table.gated, core[0], core[-1])
-    offset = 2 if backward else 0
-    per_hidden, per_ffn = (
-        np.where(
-            table.gated,
-            POINTWISE_BYTES["llama", table.dtype][offset + i],
-            POINTWISE_BYTES["gpt", table.dtype][offset + i],
-        )
-        for i in (0, 1)
-    )
-    total = total + memory_time_s(rates, tokens * table.hidden * per_hidden)
-    total = total + memory_time_s(rates, tokens * table.ffn * per_ffn)
-    if backward:
-        parameters = (n * k * count).sum(axis=0)
-        total = total + memory_time_s(rates, GRADIENT_BYTES[table.dtype] * parameters)
-    return np.asarray(total)
 
 
 @dataclass(frozen=True)

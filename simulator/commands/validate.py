@@ -21,7 +21,9 @@ def register(app: typer.Typer) -> None:
 def validate(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUNS.csv...", help="Tables of measured runs or layers, or folders."),
+        typer.Argument(
+            metavar="RUNS.csv...", help="Tables of measured runs or layers, or folders."
+        ),
     ],
     stack: Annotated[
         str | None, typer.Option("--stack", help="Predict every row as this stack would run it.")
@@ -72,7 +74,7 @@ def _print(runs: tuple[RunPrediction, ...], found: dict[str, Any], worst: int) -
         rows = [_summary_cells(name, part) for name, part in parts]
         if by == "source" and len(rows) > 1:
             rows.append(_summary_cells("all rows", found["summary"]))
-        print_table(_HEADINGS(by), rows, right=range(1, 11))
+        print_table(_headings(by), rows, right=range(1, 11))
     if "layers" in found["summary"]:
         layers = found["summary"]["layers"]
         rows = [_layer_cells(name, part) for name, part in layers["by_gpu"].items()]
@@ -90,7 +92,7 @@ def _print(runs: tuple[RunPrediction, ...], found: dict[str, Any], worst: int) -
 _LAYER_HEADINGS = ["layers by GPU", "rows", "median", "mean", "90 %", "bias"]
 
 
-def _HEADINGS(by: str) -> list[str]:
+def _headings(by: str) -> list[str]:
     return [
         f"by {by}", "rows", "told", "time MAPE", "median", "90 %", "bias", "in p10-p90",
         "allocated", "reserved", "false fit/OOM",

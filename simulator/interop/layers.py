@@ -177,8 +177,8 @@ def predict_layers(rows: Sequence[RunRow]) -> list[LayerPrediction]:
         batches.setdefault((spec.name, dtype), []).append((index, shape))
     for (name, dtype), members in batches.items():
         spec = hardware_db.gpu(name)
-        columns = np.array([shape for _, shape in members], float).T
-        table = LayerShapes(*columns[:6], gated=columns[6] > 0, dtype=dtype)
+        hidden, ffn, heads, kv, seq, batch, gated = np.array([s for _, s in members], float).T
+        table = LayerShapes(hidden, ffn, heads, kv, seq, batch, gated > 0, dtype)
         kernel = attention_kernel(spec, dtype)
         forward = layer_time(rates(spec), table, kernel, backward=False)
         backward = layer_time(rates(spec), table, kernel, backward=True)

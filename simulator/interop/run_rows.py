@@ -182,9 +182,7 @@ def _text(path: Path) -> str:
         size = path.stat().st_size
         data = path.read_bytes() if size <= MAX_FILE_BYTES else b""
     except OSError as error:
-        raise UserError(
-            Problem("", f"can't be read: {error.strerror}", source=str(path))
-        ) from None
+        raise UserError(Problem("", f"can't be read: {error.strerror}", source=str(path))) from None
     if size > MAX_FILE_BYTES:
         raise UserError(
             Problem("", f"has {size / 2**20:,.0f} MiB", f"at most {MAX_FILE_BYTES // 2**20} MiB",

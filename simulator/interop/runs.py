@@ -8,7 +8,7 @@ assumption; where no assumption is sound the row is refused with the field's nam
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from simulator.interop.run_rows import RunRow, read_table
 from simulator.spec.cluster import Cluster, NodeGroup
 from simulator.spec.layout import Layout, build_layout
 from simulator.spec.model import ModelSpec, MoeSpec
-from simulator.spec.plan import Assignment, Plan, Recompute, Sharding
+from simulator.spec.plan import Assignment, Plan, Recompute, Schedule, Sharding
 from simulator.spec.presets import preset
 from simulator.spec.stack import Stack, load_stack
 from simulator.spec.workload import Workload
@@ -134,7 +134,7 @@ def _open_case(
             count = batch / (plan.dp * micro_batch)
             if count % 1 or not whole or (vpp > 1 and count % plan.pp):
                 continue
-            schedule = "interleaved" if vpp > 1 else plan.schedule
+            schedule: Schedule = "interleaved" if vpp > 1 else plan.schedule
             tried = replace(plan, micro_batch=micro_batch, vpp=vpp, schedule=schedule)
             found.append(
                 build_layout(model, Workload(sequence, batch), cluster, tried, load_stack(stack))
@@ -269,11 +269,13 @@ def _row_plan(
     count = _micro_batches(row, dp, micro_batch, notes)
     whole = math.ceil(count - 1e-9)
     fraction = 1.0 if abs(count - whole) < 1e-9 else count - math.floor(count)
-    schedule = "interleaved" if vpp > 1 else "1f1b"
+    schedule: Schedule = "interleaved" if vpp > 1 else "1f1b"
+    if schedule not in stack.schedules:
+        raise UserError(row.problem("vpp", f"stack {stack.name} has no {schedule} schedule"))
     plan = Plan(
         dp=dp, tp=tp, pp=pp, vpp=vpp, cp=cp, ep=row.integer("ep", 1),
         sequence_parallel=_flag(row, "sp"), micro_batch=micro_batch,
-        schedule=schedule if schedule in stack.schedules else "1f1b",
+        schedule=schedule,
         sharding=row.choice("sharding", _SHARDING, "none"),
         recompute=row.choice("recompute", _RECOMPUTE, "none"),
         precision=_precision(row, cluster, stack, notes),

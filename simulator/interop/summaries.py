@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,7 @@ def _confusion(rows: Sequence[tuple[bool, bool]]) -> dict[str, int]:
 def _reliability(rows: Sequence[tuple[float, bool]]) -> list[dict[str, float]]:
     """Mean predicted risk and the share that failed, by bin of risk."""
     table = []
-    for low, high in zip(_RISK_EDGES, _RISK_EDGES[1:], strict=False):
+    for low, high in pairwise(_RISK_EDGES):
         inside = [(p, f) for p, f in rows if low <= p < high or (high == 1.0 and p == 1.0)]
         if inside:
             table.append({

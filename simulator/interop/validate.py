@@ -39,7 +39,7 @@ def document(result: Validation) -> dict[str, Any]:
     total = summary(result.runs)
     if result.layers:
         total["layers"] = layer_summary(result.layers)
-    rows = [r.to_json() for r in (*result.runs, *result.layers)]
+    rows = [r.to_json() for r in result.runs] + [r.to_json() for r in result.layers]
     assumed = Counter(text for r in result.runs for text in r.case.assumptions)
     assumed.update(text for r in result.layers for text in r.assumptions)
     return {
