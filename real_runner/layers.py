@@ -57,7 +57,7 @@ class _RmsNormFunction(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         (grad,) = grads
         normal = x.to(scale.dtype) * scale
-        weight_grad = (grad.to(scale.dtype) * normal).flatten(0, -2).sum(0)
+        weight_grad = (grad.to(scale.dtype) * normal).sum(tuple(range(x.dim() - 1)))
         inner = (grad * weight).to(scale.dtype)
         inner = inner - normal * (inner * normal).mean(-1, keepdim=True)
         return (inner * scale).to(x.dtype), weight_grad.to(weight.dtype), None

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -34,10 +35,13 @@ class MemoryMeter(TorchDispatchMode):
         self._exempt = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(t, DTensor) for t in types):
+            return NotImplemented  # it comes back with the plain tensors inside
         result = func(*args, **(kwargs or {}))
         if not self._exempt:
             for leaf in tree_leaves(result):
-                if isinstance(leaf, Tensor) and leaf.device == self.device:
+                # A fake tensor (of a sharding rule, say) claims a device, its storage is meta.
+                if isinstance(leaf, Tensor) and leaf.untyped_storage().device == self.device:
                     self._see(leaf.untyped_storage())
         return result
 
@@ -65,10 +69,20 @@ class MemoryMeter(TorchDispatchMode):
             raise error
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
-    def resized(self, storage: torch.UntypedStorage) -> None:
-        """A counted storage has a new size."""
-        if id(storage) in self._watches:
-            self._resize(id(storage), storage.nbytes())
+    def _watch_resizing(self) -> None:
+        """Counts what ``UntypedStorage.resize_`` changes: it goes past the dispatcher.
+
+        FSDP2 and the runner's own units free and refill their buffers with it.
+        """
+        original = self._original_resize = torch.UntypedStorage.resize_
+
+        def resize(storage: Any, size: int) -> Any:
+            result = original(storage, size)
+            if id(storage) in self._watches:
+                self._resize(id(storage), storage.nbytes())
+            return result
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
 
     def summary(self) -> str:
         """Live and peak bytes, and the largest live tensors."""
@@ -94,27 +108,26 @@ class MemoryMeter(TorchDispatchMode):
 
     def __enter__(self) -> MemoryMeter:
         _active.append(self)
+        self._watch_resizing()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)  # type: ignore[no-untyped-call]
+        torch.UntypedStorage.resize_ = self._original_resize  # type: ignore[method-assign]
         _active.remove(self)
 
 
-#: Meters that are entered: storages are resized past the dispatcher, so that they must be told.
+#: Meters that are entered.
 _active: list[MemoryMeter] = []
 
 
 def resize_storage(tensor: Tensor, elements: int) -> None:
-    """Gives a tensor's storage room for ``elements`` elements (0 frees it) and tells the meters.
+    """Gives a tensor's storage room for ``elements`` elements; 0 frees it.
 
     The tensor and its views stay valid as objects; their values are lost.
     """
-    storage = tensor.untyped_storage()
-    storage.resize_(elements * tensor.element_size())
-    for meter in _active:
-        meter.resized(storage)
+    tensor.untyped_storage().resize_(elements * tensor.element_size())
 
 
 @contextmanager

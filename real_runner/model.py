@@ -125,8 +125,8 @@ class Head(nn.Module):
         if width != spec.hidden:
             self.project = nn.Linear(spec.hidden, width, bias=False)
         if not spec.tied_embeddings:
-            self.table = nn.Parameter(torch.empty(spec.vocab, width))
-        if spec.head_bias:
+            self.output = nn.Linear(width, spec.vocab, bias=spec.head_bias)
+        elif spec.head_bias:
             self.bias = nn.Parameter(torch.empty(spec.vocab))
 
     def forward(self, x: Tensor, table: Tensor | None = None) -> Tensor:
@@ -135,8 +135,10 @@ class Head(nn.Module):
             x = self.norm(x)
         if self.spec.embedding_width is not None:
             x = self.project(x)
-        weight = self.table if table is None else table
-        return F.linear(x, weight, self.bias if self.spec.head_bias else None)
+        if table is None:
+            logits: Tensor = self.output(x)
+            return logits
+        return F.linear(x, table, self.bias if self.spec.head_bias else None)
 
 
 class Transformer(nn.Module):

@@ -19,10 +19,14 @@ from real_runner.memory import MemoryMeter
 from real_runner.model import Transformer
 from real_runner.parallel.flat import DTYPES
 from real_runner.parallel.ranks import CommClock, make_ranks
+from real_runner.parallel.torch_native import Degrees, NativeTrainer, check_native
 from real_runner.parallel.uneven import Options, StepResult, UnevenTrainer
 from simulator.errors import Problem, UserError
 from simulator.spec.layout import Layout
 from simulator.spec.plan import Recompute, Sharding
+
+#: Stacks that the runtimes here are: GPUMix's own, and torch's parts as torchtitan puts them.
+STACKS = ("gpumix", "torchtitan")
 
 
 @dataclass(frozen=True)
@@ -67,37 +71,73 @@ class Trainer(Protocol):
 
 
 def rank_work(layout: Layout) -> tuple[RankWork, ...]:
-    """Work of every rank of a plan without model parallelism, in rank order."""
-    work, first = [], 0
+    """Work of every rank in rank order: tensor parallel fastest, then data, then pipeline."""
+    work: list[RankWork] = []
+    stage, first = 0, 0
     for c in layout.classes:
+        if c.stage != stage:  # every stage sees the whole batch
+            stage, first = c.stage, 0
         for _ in range(c.replicas):
-            work.append(RankWork(c.micro_batch, c.micro_batches, first, c.state_share))
+            own = RankWork(c.micro_batch, c.micro_batches, first, c.state_share)
+            work += [own] * c.tp
             first += c.micro_batch * c.micro_batches
     return tuple(work)
 
 
+def is_uneven(layout: Layout) -> bool:
+    """Whether GPUMix's runtime runs the plan, and not torch's own."""
+    plan = layout.plan
+    alone = plan.tp == plan.pp == plan.cp == plan.ep == 1 and plan.sharding == Sharding.ZERO3
+    return alone and (layout.stack.name == "gpumix" or bool(plan.assignment))
+
+
 def check_runnable(layout: Layout) -> None:
     """Raises UserError naming everything in the plan that this runner can't do."""
-    plan = layout.plan
-    degrees = {"tp": plan.tp, "pp": plan.pp, "cp": plan.cp, "ep": plan.ep}
-    faults = [f"{name} {degree}" for name, degree in degrees.items() if degree != 1]
-    if plan.sharding != Sharding.ZERO3:
-        faults.append(f"sharding {plan.sharding.name.lower()}")
-    if plan.shard_degree is not None and plan.shard_degree != layout.dp:
+    plan, uneven = layout.plan, is_uneven(layout)
+    faults = []
+    if layout.stack.name not in STACKS:
+        faults.append(f"stack {layout.stack.name} (the runner has {' and '.join(STACKS)})")
+    for name, degree in (("cp", plan.cp), ("ep", plan.ep)):
+        if degree != 1:
+            faults.append(f"{name} {degree}")
+    if plan.assignment and not uneven:
+        faults.append("an assignment with tp, pp or sharding other than zero3")
+    if uneven and plan.shard_degree is not None and plan.shard_degree != layout.dp:
         faults.append(f"shard_degree {plan.shard_degree} of {layout.dp} ranks")
-    if plan.precision not in DTYPES:
+    if uneven and plan.schedule != "layered" and any(c.micro_batches > 1 for c in layout.classes):
+        faults.append(f"schedule {plan.schedule} with several micro-batches (stack gpumix)")
+    if plan.precision not in DTYPES or (plan.precision == "fp16" and not uneven):
         faults.append(f"precision {plan.precision}")
     if plan.optimizer != "adamw":
         faults.append(f"optimizer {plan.optimizer}")
-    if plan.offload not in ("none", "activations"):
+    if plan.offload not in (("none", "activations") if uneven else ("none",)):
         faults.append(f"offload {plan.offload}")
     if plan.compile:
         faults.append("compile")
-    if plan.schedule != "layered" and any(c.micro_batches > 1 for c in layout.classes):
-        faults.append(f"schedule {plan.schedule} with several micro-batches")
     if faults:
-        hint = "the runner trains with uneven fully sharded data parallelism"
-        raise UserError(Problem("plan", f"can't be run: {', '.join(faults)}", hint))
+        raise UserError(Problem("plan", f"can't be run here: {', '.join(faults)}"))
+    if not uneven:
+        check_native(layout.model, _degrees(layout))
+
+
+def _degrees(layout: Layout) -> Degrees:
+    """The plan's degrees for torch's runtimes; every stage's first class stands for it."""
+    plan = layout.plan
+    stages = [next(c for c in layout.classes if c.stage == s) for s in range(plan.pp)]
+    sharded = plan.sharding >= Sharding.ZERO2
+    return Degrees(
+        dp=layout.dp,
+        tp=plan.tp,
+        pp=plan.pp,
+        chunk_layers=tuple(c.chunks for c in stages),
+        micro_batch=stages[0].micro_batch,
+        micro_batches=stages[0].micro_batches,
+        sequence_length=layout.workload.sequence_length,
+        sharding=plan.sharding,
+        shard=(plan.shard_degree or layout.dp) if sharded else 1,
+        sequence_parallel=plan.sequence_parallel and plan.tp > 1,
+        schedule="interleaved" if plan.vpp > 1 else plan.schedule,
+    )
 
 
 def _options(layout: Layout, settings: RunSettings, rank: int) -> Options:
@@ -116,9 +156,11 @@ def _options(layout: Layout, settings: RunSettings, rank: int) -> Options:
 
 def build_trainer(context: RankContext, layout: Layout, settings: RunSettings) -> Trainer:
     """The runtime that the plan asks for, on this rank."""
+    model, options = Transformer(layout.model), _options(layout, settings, context.rank)
+    if not is_uneven(layout):
+        return NativeTrainer(model, _degrees(layout), options, context.device)
     shares = [w.state_share for w in rank_work(layout)]
-    ranks = make_ranks(shares, context.device)
-    return UnevenTrainer(Transformer(layout.model), ranks, _options(layout, settings, context.rank))
+    return UnevenTrainer(model, make_ranks(shares, context.device), options)
 
 
 def run_plan(layout: Layout, settings: RunSettings) -> dict[str, Any] | None:
@@ -134,6 +176,8 @@ def run_plan(layout: Layout, settings: RunSettings) -> dict[str, Any] | None:
     """
     check_runnable(layout)
     work = rank_work(layout)
+    if settings.slowdown is not None and not is_uneven(layout):
+        raise UserError("only GPUMix's uneven data parallelism can run with slowed ranks")
     for name in ("slowdown", "memory_bytes"):
         values = getattr(settings, name)
         if values is not None and len(values) != len(work):

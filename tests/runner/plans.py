@@ -44,3 +44,23 @@ def layout_of(
     return build_layout(
         scenario.model, scenario.workload, scenario.cluster, scenario.plan, scenario.stack
     )
+
+
+def uniform_layout(
+    gpus: int, *, global_batch: int, stack: str = "torchtitan", **plan: Any
+) -> Layout:
+    """A plan of a standard stack on one node of ``gpus`` GPUs."""
+    node = {"gpu": "l40s", "gpus_per_node": gpus, "count": 1, "intra_node": "pcie4"}
+    scenario = scenario_from_mapping(
+        {
+            "model": MODEL,
+            "workload": {"sequence_length": 32, "global_batch": global_batch},
+            "cluster": {"groups": [node], "fabric": "ndr-infiniband"},
+            "stack": stack,
+            "plan": {"recompute": "none", "precision": "fp32", **plan},
+        }
+    )
+    assert scenario.plan is not None
+    return build_layout(
+        scenario.model, scenario.workload, scenario.cluster, scenario.plan, scenario.stack
+    )

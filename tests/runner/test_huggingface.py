@@ -55,7 +55,7 @@ _GPT2_NAMES = (
 )
 _LLAMA_NAMES = (
     ("model.embed_tokens", "embedding.token"),
-    ("lm_head.weight", "head.table"),
+    ("lm_head.weight", "head.output.weight"),
     ("model.norm", "head.norm"),
     ("model.layers.", "layers."),
     ("input_layernorm", "attention_norm"),

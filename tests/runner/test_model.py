@@ -60,8 +60,8 @@ def test_what_the_runner_lacks_is_named() -> None:
 
 def test_same_seed_gives_same_values() -> None:
     first, second, other = build(TINY, seed=1), build(TINY, seed=1), build(TINY, seed=2)
-    assert torch.equal(first.head.table, second.head.table)
-    assert not torch.equal(first.head.table, other.head.table)
+    assert torch.equal(first.head.output.weight, second.head.output.weight)
+    assert not torch.equal(first.head.output.weight, other.head.output.weight)
 
 
 VARIANTS = {

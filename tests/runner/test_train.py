@@ -11,11 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from plans import layout_of  # noqa: E402
+from plans import layout_of, uniform_layout  # noqa: E402
 
 from real_runner.batches import micro_batches  # noqa: E402
 from real_runner.emulate import Slowdown  # noqa: E402
-from real_runner.launch import RankContext, RunFailure  # noqa: E402
+from real_runner.launch import RankContext, RunFailure, launch  # noqa: E402
 from real_runner.train import RunSettings, rank_work, run_plan, train_rank  # noqa: E402
 from simulator.errors import UserError  # noqa: E402
 from simulator.spec.parameters import total_parameters  # noqa: E402
@@ -138,3 +138,44 @@ def test_rank_work_covers_the_global_batch() -> None:
     work = rank_work(layout_of(MIXED, global_batch=5))
     assert sum(w.micro_batch * w.micro_batches for w in work) == 5
     assert sum(w.state_share for w in work) == pytest.approx(1.0)
+
+
+NATIVE: dict[str, dict[str, Any]] = {
+    "fsdp": {"sharding": "zero3"},
+    "tp": {"tp": 2, "sequence_parallel": True},
+    "pp": {"pp": 2, "schedule": "1f1b"},
+}
+
+
+def train_native(context: RankContext, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Each plan on this rank, one after the other."""
+    layouts = {name: uniform_layout(2, global_batch=4, **NATIVE[name]) for name in names}
+    return {n: train_rank(context, each, RunSettings(steps=3)) for n, each in layouts.items()}
+
+
+def test_standard_plans_train_alike_and_hold_their_part() -> None:
+    ranks = launch(train_native, (list(NATIVE),), world=2, threads=1, timeout_s=60)
+    layout = layout_of([{"micro_batch": 4, "count": 1}], global_batch=4)
+    one = train_rank(RankContext(0, 1, CPU), layout, RunSettings(steps=3))
+    parameters = total_parameters(layout.model)
+    for name in NATIVE:
+        assert ranks[0][name]["losses"] == pytest.approx(one["losses"], rel=1e-4), name
+        held = sum(rank[name]["state_bytes"] for rank in ranks) / 4
+        # fp32 parameters, spread over the ranks; tensor parallelism copies the norms.
+        assert held == pytest.approx(parameters, rel=0.02), name
+        # Parameters, gradients and both moments are there after a step.
+        peak = sum(rank[name]["peak_allocated_bytes"] for rank in ranks)
+        assert peak > 16 * parameters, name
+
+
+def test_a_standard_plan_runs_through_the_launcher() -> None:
+    layout = uniform_layout(2, global_batch=4, sharding="zero3")
+    measured = run_plan(layout, RunSettings(steps=2, device="cpu", threads=1, timeout_s=60))
+    assert measured is not None and measured["world_size"] == 2
+    assert [r["first"] for r in measured["ranks"]] == [0, 2]
+
+
+def test_a_stack_that_the_runner_is_not_is_refused() -> None:
+    layout = uniform_layout(2, global_batch=4, stack="megatron-core", tp=2)
+    with pytest.raises(UserError, match="stack megatron-core"):
+        run_plan(layout, RunSettings())

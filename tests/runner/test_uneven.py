@@ -10,12 +10,12 @@ from uneven_cases import Case, random_case, run_cases, tied_everything  # noqa: 
 
 from real_runner.launch import RankContext, launch  # noqa: E402
 
-SEEDS = range(7)
+SEEDS = range(5)
 
 
 def cases_of(world: int) -> list[Case]:
     exact = [random_case(world, seed) for seed in SEEDS] + [tied_everything(world)]
-    narrow = [random_case(world, seed, p) for seed, p in ((0, "bf16"), (3, "bf16"), (4, "fp16"))]
+    narrow = [random_case(world, seed, p) for seed, p in ((3, "bf16"), (4, "fp16"))]
     return exact + narrow
 
 
