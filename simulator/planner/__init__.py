@@ -1,0 +1,1 @@
+"""Search for good plans: sweeps, grids and the optimisers."""
