@@ -62,6 +62,7 @@ def _run(folder: Path, rank: int, job: dict[str, Any]) -> Any:
         rank=rank,
         world_size=world,
         timeout=timedelta(seconds=job["timeout_s"]),
+        device_id=device if kind == "cuda" else None,
     )
     context = RankContext(rank, world, device, folder / f"progress-{rank}.txt")
     result = _resolve(job["function"])(context, *job["arguments"])

@@ -188,15 +188,16 @@ class UnevenTrainer:
         for _, labels in batches:
             count += (labels != -100).sum()
         self.ranks.sum_over_ranks(count)
-        tokens = int(count.item())
         self._visit = self._started = 0
         boundaries: Boundaries = OnHost(device) if self.options.offload else OnDevice()
         graphs: Graphs = {}
         self._forward(batches, boundaries, graphs)
-        total = self._head(batches, boundaries, self.loss_scale.value / max(tokens, 1))
+        # Still on the device: reading it here would stop the host until the device has caught up.
+        total = self._head(batches, boundaries, self.loss_scale.value / count.clamp(min=1.0))
         self._backward(len(batches), boundaries, graphs)
         self._finish_reduction()
         self.ranks.sum_over_ranks(total)
+        tokens = int(count.item())
         return float(total.item()) / max(tokens, 1), tokens
 
     def _forward(
@@ -233,7 +234,7 @@ class UnevenTrainer:
             self._pay(index, n, x if n else None)
             self._leave()
 
-    def _head(self, batches: Sequence[Batch], boundaries: Boundaries, scale: float) -> Tensor:
+    def _head(self, batches: Sequence[Batch], boundaries: Boundaries, scale: Tensor) -> Tensor:
         """Logits, loss and their backward pass, one micro-batch after the other; the summed loss.
 
         Boundary ("g", index, m) is the gradient of unit l's output.
@@ -254,7 +255,7 @@ class UnevenTrainer:
             loss = token_loss(logits, batches[m][1])
             del logits
             total += loss.detach()
-            (loss * scale).backward()
+            (loss * scale.squeeze().to(loss.dtype)).backward()
             assert x.grad is not None
             boundaries.drop(("x", last, m))
             boundaries.put(("g", last - 1, m), x.grad)

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from uneven_cases import Case, random_case, run_cases, tied_everything  # noqa: E402
+from uneven_cases import (  # noqa: E402
+    SPECS,
+    Case,
+    gathered,
+    random_case,
+    run_cases,
+    samples,
+    tied_everything,
+)
 
 from real_runner.launch import RankContext, launch  # noqa: E402
+from real_runner.model import Transformer  # noqa: E402
+from real_runner.parallel.ranks import make_ranks  # noqa: E402
+from real_runner.parallel.uneven import Options, UnevenTrainer  # noqa: E402
 
 SEEDS = range(5)
 
@@ -55,3 +68,48 @@ def test_each_rank_holds_its_share(outcome: list[tuple[Case, list[dict[str, floa
     for case, ranks in outcome:
         for rank in ranks:
             assert rank["share"] < 0.01, case
+
+
+def alone(options: Options) -> tuple[UnevenTrainer, Case]:
+    case = Case("llama", (1.0,), ((2, 1),), options)
+    ranks = make_ranks(case.shares, torch.device("cpu"))
+    return UnevenTrainer(Transformer(SPECS["llama"]), ranks, options), case
+
+
+def test_overflowing_fp16_gradients_skip_the_step_and_halve_the_scale() -> None:
+    trainer, case = alone(Options(precision="fp16"))
+    before = {n: p.clone() for n, p in gathered(trainer, "value").items()}
+    trainer.loss_scale.value = 2.0**40
+    assert trainer.step(samples(case, 0)[0]).skipped
+    assert trainer.loss_scale.value == 2.0**39
+    after = gathered(trainer, "value")
+    assert all(torch.equal(before[n], after[n]) for n in before)
+    trainer.loss_scale.value = 2.0**10
+    assert not trainer.step(samples(case, 1)[0]).skipped
+    assert any(not torch.equal(p, before[n]) for n, p in gathered(trainer, "value").items())
+
+
+def test_dropout_draws_the_same_mask_when_a_layer_is_computed_again() -> None:
+    gradients = []
+    for recompute in (0, None):
+        options = Options(precision="fp64", recompute_layers=recompute)
+        case = Case("llama", (1.0,), ((2, 1),), options)
+        model = Transformer(replace(SPECS["llama"], dropout=0.3))
+        trainer = UnevenTrainer(model, make_ranks((1.0,), torch.device("cpu")), options)
+        trainer.gradients(samples(case, 0)[0])
+        gradients.append(gathered(trainer, "grad"))
+    assert all(torch.allclose(gradients[0][n], g, atol=1e-12) for n, g in gradients[1].items())
+
+
+def test_options_that_do_not_go_together_are_refused() -> None:
+    with pytest.raises(ValueError, match="every layer recomputed"):
+        alone(Options(offload=True, recompute_layers=1))
+    with pytest.raises(ValueError, match="sum to 1"):
+        make_ranks((0.5,), torch.device("cpu"))
+
+
+def test_shares_cut_units_where_they_say() -> None:
+    ranks = replace(make_ranks((1.0,), torch.device("cpu")), world=4, shares=(0.5, 0.0, 0.5, 0.0))
+    assert ranks.bounds(11) == (0, 6, 6, 11, 11)
+    even = replace(ranks, shares=(0.25,) * 4)
+    assert even.bounds(11) == (0, 3, 6, 9, 12)
