@@ -141,5 +141,7 @@ def _left_out(found: dict[str, Any]) -> list[str]:
     more = len(found["inexpressible"]) - 20
     if more > 0:
         lines.append(f"and {more} more rows not predicted (--json lists them)")
-    lines += [f"assumed for {n} rows: {text}" for text, n in found["assumptions"].items()]
+    lines += [
+        f"assumed for {n:,} row{'s' * (n > 1)}: {text}" for text, n in found["assumptions"].items()
+    ]
     return lines

@@ -139,6 +139,9 @@ def read_table(path: Path) -> Table:
                 f"missing columns {', '.join(absent)}", source, 1,
             )
         )  # fmt: skip
+    _check_unique(header, source)
+    if not lines:
+        raise UserError(Problem("", "has a header but no rows", source=source))
     rows = tuple(
         RunRow(line, dict(zip(header, [*cells, *[""] * (len(header) - len(cells))], strict=True)),
                source)
@@ -214,15 +217,6 @@ def _split(text: str, source: str) -> tuple[list[str], list[tuple[int, list[str]
     header = [cell.strip() for cell in found[0][1]]
     while header and not header[-1]:
         header.pop()
-    twice = [name for name, count in Counter(header).items() if count > 1]
-    if twice:
-        names = ", ".join(_cut(n) if n else "(no name)" for n in twice[:5])
-        raise UserError(
-            Problem(names, "column named twice in the header", source=source, line=found[0][0],
-                    column=len(header) - header[::-1].index(twice[0]))
-        )  # fmt: skip
-    if len(found) < 2:
-        raise UserError(Problem("", "has a header but no rows", source=source))
     for line, cells in found[1:]:
         if any(cell.strip() for cell in cells[len(header) :]):
             raise UserError(
@@ -230,6 +224,14 @@ def _split(text: str, source: str) -> tuple[list[str], list[tuple[int, list[str]
                         "quote cells that hold commas", source, line, len(header) + 1)
             )  # fmt: skip
     return header, [(line, cells[: len(header)]) for line, cells in found[1:]]
+
+
+def _check_unique(header: list[str], source: str) -> None:
+    twice = [name for name, count in Counter(header).items() if count > 1]
+    if twice:
+        names = ", ".join(_cut(n) if n else "(no name)" for n in twice[:5])
+        column = len(header) - header[::-1].index(twice[0])
+        raise UserError(Problem(names, "column named twice in the header", "", source, 1, column))
 
 
 def _check(rows: Sequence[RunRow], numeric: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ assumption; where no assumption is sound the row is refused with the field's nam
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from simulator.spec.layout import Layout, build_layout
 from simulator.spec.model import ModelSpec, MoeSpec
 from simulator.spec.plan import Assignment, Plan, Recompute, Schedule, Sharding
 from simulator.spec.presets import preset
-from simulator.spec.stack import Stack, load_stack
+from simulator.spec.stack import Stack, load_stack, stack_names
 from simulator.spec.workload import Workload
 
 #: Vocabulary taken where a row names none: GPT-2's 50,257 padded to a multiple of 1,024.
@@ -56,6 +56,12 @@ _ATTENTION = {
     "flash1/triton": "flash1", "triton": "flash1", "flash2": "flash2", "flash3": "flash3",
 }  # fmt: skip
 
+
+#: What is taken where a row leaves a cell of its plan empty.
+_USUAL: Mapping[str, str] = {
+    "tp": "1", "pp": "1", "cp": "1", "ep": "1", "sharding": "none", "recompute": "none",
+    "attention": "the stack's own", "optimizer": "adamw",
+}  # fmt: skip
 
 #: In the notes of a row whose peak is what the runtime logged of the whole device.
 _LOGGED_PEAK = "peak as logged"
@@ -97,6 +103,8 @@ def _in_words(problem: Problem) -> str:
 
 def _case(row: RunRow, notes: list[str], stack_name: str | None) -> RunCase:
     model = row_model(row, notes.append)
+    if not (stack_name or row.text("stack")):
+        raise UserError(row.problem("stack", "missing", ", ".join(stack_names())))
     stack = load_stack(stack_name or row.text("stack"))
     cluster = row_cluster(row, notes.append)
     plan, micro_batches, fraction = _row_plan(row, model, cluster, stack, notes)
@@ -162,6 +170,8 @@ def row_model(row: RunRow, note: Callable[[str], None]) -> ModelSpec:
     vocab = row.number("vocab")
     if vocab is None:
         note(f"vocabulary not given: {ASSUMED_VOCAB}")
+    if not row.text("kv_heads"):
+        note("kv_heads not given: as many as heads")
     experts = row.number("num_experts")
     ffn = row.integer("ffn_hidden")
     moe = None
@@ -172,7 +182,7 @@ def row_model(row: RunRow, note: Callable[[str], None]) -> ModelSpec:
         fields["max_positions"] = row.integer("seq_len")
     return ModelSpec(
         name=row.text("model") or f"{family}-{row.text('layers')}x{hidden}",
-        layers=row.integer("layers", 1), hidden=hidden, ffn=ffn, heads=heads,
+        layers=row.integer("layers"), hidden=hidden, ffn=ffn, heads=heads,
         kv_heads=row.integer("kv_heads", heads), head_dim=hidden // heads,
         vocab=int(vocab if vocab is not None else ASSUMED_VOCAB), moe=moe, **fields,
     )  # fmt: skip
@@ -209,7 +219,7 @@ def row_cluster(row: RunRow, note: Callable[[str], None]) -> Cluster:
     names = [n.strip() for n in row.text("gpu").split(";") if n.strip()]
     if not names:
         raise UserError(Problem("gpu", "missing", "a name that `gpumix gpus` lists"))
-    n_gpus = row.integer("n_gpus", 1)
+    n_gpus = row.integer("n_gpus")
     per_node = min(row.integer("gpus_per_node", min(n_gpus, 8)), n_gpus)
     if n_gpus % per_node:
         raise UserError(Problem("n_gpus", f"{n_gpus} isn't a multiple of {per_node} per node"))
@@ -263,8 +273,9 @@ def _row_plan(
     tp, pp, cp = row.integer("tp", 1), row.integer("pp", 1), row.integer("cp", 1)
     vpp = row.integer("vpp", 1)
     dp = row.integer("dp", max(cluster.n_gpus // (tp * pp * cp), 1))
-    if not row.text("recompute"):
-        notes.append("recomputation not given: none")
+    notes += [f"{name} not given: {usual}" for name, usual in _USUAL.items() if not row.text(name)]
+    if len(cluster.groups) == 1 and cluster.n_gpus > 1 and not row.text("gpus_per_node"):
+        notes.append(f"gpus_per_node not given: {len(cluster.groups[0].gpus)}")
     micro_batch = row.integer("micro_batch", 1)
     count = _micro_batches(row, dp, micro_batch, notes)
     whole = math.ceil(count - 1e-9)

@@ -121,7 +121,7 @@ def scatter(source: str, rows: Sequence[RunPrediction]) -> Drawing:
     for factor, dash in ((1.0 - BAND, "dot"), (1.0, "solid"), (1.0 + BAND, "dot")):
         figure.add_scatter(
             x=span, y=[factor * s for s in span], mode="lines", showlegend=False,
-            hoverinfo="skip", line={"color": palette.GRID, "width": 1.5, "dash": dash},
+            hoverinfo="skip", line={"color": palette.OTHER, "width": 1.5, "dash": dash},
         )  # fmt: skip
     for index, (gpu, part) in enumerate(groups(rows, "gpu").items()):
         colour = palette.LINE_COLOURS[index % len(palette.LINE_COLOURS)]
