@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.cost.activations import (
+    LayerBytes,
     embedding_bytes,
     head_bytes,
     in_flight,
@@ -111,6 +112,35 @@ class MemoryOptions:
 DEFAULT_OPTIONS = MemoryOptions()
 
 
+@dataclass(frozen=True)
+class MicroBatchBytes:
+    """What one micro-batch keeps on a rank, piece by piece; arrays over rows.
+
+    Nothing here depends on data or pipeline parallelism, so that a grid of plans needs it only once
+    for each combination of the other degrees, micro-batch and recompute mode. ``dense`` and ``moe``
+    are None where the model has no such layers.
+    """
+
+    dense: LayerBytes | None
+    moe: LayerBytes | None
+    embedding: Array
+    head: Array
+    logits: Array
+
+
+def micro_batch_bytes(ctx: LayerContext, expert_imbalance: float = 1.0) -> MicroBatchBytes:
+    """Kept bytes of one micro-batch on every row of ``ctx.batch``."""
+    model = ctx.model
+    rest, logits = head_bytes(ctx)
+    return MicroBatchBytes(
+        dense=layer_bytes(ctx) if model.moe_layers < model.layers else None,
+        moe=layer_bytes(ctx, moe=True, imbalance=expert_imbalance) if model.moe_layers else None,
+        embedding=embedding_bytes(ctx),
+        head=rest,
+        logits=logits,
+    )
+
+
 def rank_memory(
     model: ModelSpec,
     stack: Stack,
@@ -118,15 +148,24 @@ def rank_memory(
     optimizer: str,
     batch: RankBatch,
     options: MemoryOptions = DEFAULT_OPTIONS,
+    *,
+    state: TrainingState | None = None,
+    one: MicroBatchBytes | None = None,
 ) -> MemoryBreakdown:
     """Memory of every row of ``batch``.
+
+    ``state`` and ``one`` are what :func:`training_state` and :func:`micro_batch_bytes` give for
+    these rows, where the caller has them already.
 
     Raises:
         UserError: ``optimizer`` is unknown.
     """
     ctx = LayerContext(model, stack.kept, recipe, batch, options.attention, options.compiled)
-    state = training_state(model, stack, recipe, optimizer, batch, offload=options.offload)
-    work = _activations(ctx, options, stack)
+    if state is None:
+        state = training_state(model, stack, recipe, optimizer, batch, offload=options.offload)
+    if one is None:
+        one = micro_batch_bytes(ctx, options.expert_imbalance)
+    work = _activations(ctx, options, stack, one)
     moments = _moments(ctx, stack, state, work)
     allocated = np.stack([sum(m.values(), np.zeros(len(batch))) for m in moments])
     peak = allocated.argmax(axis=0)
@@ -156,21 +195,21 @@ class _Work:
     in_flight: Array
 
 
-def _activations(ctx: LayerContext, options: MemoryOptions, stack: Stack) -> _Work:
+def _activations(
+    ctx: LayerContext, options: MemoryOptions, stack: Stack, one: MicroBatchBytes
+) -> _Work:
     batch, model = ctx.batch, ctx.model
     flying = in_flight(batch, options.schedule)
     kept: Array = np.zeros(len(batch))
     recomputed: Array = np.zeros(len(batch))
     backward: Array = np.zeros(len(batch))
-    kinds = [(False, batch.dense_layers)] if model.moe_layers < model.layers else []
-    if model.moe_layers:
-        kinds.append((True, batch.moe_layers))
-    for moe, layers in kinds:
-        one = layer_bytes(ctx, moe=moe, imbalance=options.expert_imbalance)
-        kept = kept + layers * flying * one.kept(batch)
+    for layer, layers in ((one.dense, batch.dense_layers), (one.moe, batch.moe_layers)):
+        if layer is None:
+            continue
+        kept = kept + layers * flying * layer.kept(batch)
         held = layers > 0
-        recomputed = np.maximum(recomputed, held * one.recomputed(batch))
-        backward = np.maximum(backward, held * one.backward)
+        recomputed = np.maximum(recomputed, held * layer.recomputed(batch))
+        backward = np.maximum(backward, held * layer.backward)
     boundary = batch.residual_tokens * model.hidden * ctx.width
     depth = np.minimum(np.ceil(flying), batch.micro_batches)
     if stack.buffers.outputs:
@@ -178,15 +217,14 @@ def _activations(ctx: LayerContext, options: MemoryOptions, stack: Stack) -> _Wo
     if options.offload == "activations":
         # Two layers' worth stays on the device: one in use, one on its way.
         kept = kept * np.minimum(1.0, 2.0 / np.maximum(batch.layers * flying, 1.0))
-    rest, logits = head_bytes(ctx)
-    kept = kept + batch.has_embedding * depth * embedding_bytes(ctx) + batch.has_head * rest
+    kept = kept + batch.has_embedding * depth * one.embedding + batch.has_head * one.head
     if options.schedule == "layered":
         # The gradients of one layer boundary exist for every micro-batch.
         kept = kept + batch.micro_batches * boundary
     transport = np.where(batch.pp > 1, _PIPELINE_BUFFERS * boundary, 0.0)
     ring = 2 * 2 * batch.tokens * model.kv_width / np.minimum(batch.tp, model.kv_heads) * ctx.width
     transport = transport + np.where(batch.cp > 1, ring, 0.0)
-    return _Work(kept, recomputed, backward, batch.has_head * logits, transport, flying)
+    return _Work(kept, recomputed, backward, batch.has_head * one.logits, transport, flying)
 
 
 def _moments(
