@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,3 +184,17 @@ def test_a_stack_that_the_runner_is_not_is_refused() -> None:
     layout = uniform_layout(2, global_batch=4, stack="megatron-core", tp=2)
     with pytest.raises(UserError, match="stack megatron-core"):
         run_plan(layout, RunSettings())
+
+
+def test_runs_as_ranks_of_torchrun() -> None:
+    script = Path(__file__).with_name("torchrun_job.py")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(script)], env=environment, capture_output=True, text=True, timeout=90
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    measured = json.loads(done.stdout.strip().splitlines()[-1])
+    assert [r["state_bytes"] > 0 for r in measured["ranks"]] == [True, False]
+    assert measured["tokens_per_s"] == pytest.approx(3 * 32 / measured["step_time_s"])
