@@ -9,7 +9,7 @@ the forward pass has no cast; the backward pass casts each fp16 weight gradient 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,7 +161,9 @@ class LayerPrediction:
         }  # fmt: skip
 
 
-def predict_layers(rows: Sequence[RunRow]) -> list[LayerPrediction]:
+def predict_layers(
+    rows: Sequence[RunRow], rates_of: Callable[[GpuSpec], KernelRates] = rates
+) -> list[LayerPrediction]:
     """Every row's prediction, in order; rows of one GPU and dtype are priced together."""
     found: dict[int, LayerPrediction] = {}
     batches: dict[tuple[str, str], list[tuple[int, tuple[float, ...]]]] = {}
@@ -180,8 +182,8 @@ def predict_layers(rows: Sequence[RunRow]) -> list[LayerPrediction]:
         hidden, ffn, heads, kv, seq, batch, gated = np.array([s for _, s in members], float).T
         table = LayerShapes(hidden, ffn, heads, kv, seq, batch, gated > 0, dtype)
         kernel = attention_kernel(spec, dtype)
-        forward = layer_time(rates(spec), table, kernel, backward=False)
-        backward = layer_time(rates(spec), table, kernel, backward=True)
+        forward = layer_time(rates_of(spec), table, kernel, backward=False)
+        backward = layer_time(rates_of(spec), table, kernel, backward=True)
         for i, (index, _) in enumerate(members):
             found[index] = LayerPrediction(
                 rows[index], spec.name, float(forward[i]), float(backward[i]),
