@@ -59,9 +59,7 @@ class Candidate:
         """Mean over ranks of each category's seconds in the step."""
         ranks = np.array([c.ranks for c in self.layout.classes], float)
         return {
-            name: float(
-                np.dot(ranks, [row[name] for row in self.evaluation.seconds]) / ranks.sum()
-            )
+            name: float(np.dot(ranks, [row[name] for row in self.evaluation.seconds]) / ranks.sum())
             for name in CATEGORIES
         }
 

@@ -228,9 +228,7 @@ def gpu_choices(
     for pool in pools:
         group = job.cluster.groups[pool.group]
         steps.append(max(pool.replicas // group.count, 1))
-    counts = [
-        tuple(range(0, p.replicas + 1, s)) for p, s in zip(pools, steps, strict=True)
-    ]
+    counts = [tuple(range(0, p.replicas + 1, s)) for p, s in zip(pools, steps, strict=True)]
     if np.prod([len(c) for c in counts]) > MAX_CHOICES:
         counts = [_halved(p.replicas, s) for p, s in zip(pools, steps, strict=True)]
     if np.prod([len(c) for c in counts]) > MAX_CHOICES:
