@@ -1,0 +1,132 @@
+"""Published strategies for mixed clusters, priced like the optimiser's plans.
+
+Even split: every rank the same batch. Proportional to speed: batches by each GPU type's best rate,
+as Whale (ATC 2022) and most frameworks do. Linear programme without accumulation: one micro-batch
+for each rank, its size by speed and memory (Cephalo's own comparison, arXiv 2411.01075).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from simulator.errors import UserError
+from simulator.planner.candidate import Candidate, price
+from simulator.planner.gpumix import KEEPING, Limits, gpumix_base, plan_gpumix, with_split
+from simulator.planner.rank_tables import Job, Pool, pools_of, unit_tables
+from simulator.planner.split_problem import FloatArray
+from simulator.spec.plan import Plan
+
+#: Micro-batches that the even and the proportional split may use.
+_SIZES = np.array([1, 2, 4, 8, 16, 32], np.intp)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A strategy's best plan; ``fits`` at the accepted risk. ``reason`` where there is no plan."""
+
+    plan: Candidate | None
+    fits: bool
+    reason: str = ""
+
+
+def even_split(job: Job, base: Plan) -> Baseline:
+    """Every rank runs the same batch (one sequence more for some where it doesn't divide)."""
+    pools = pools_of(job.cluster, base.tp * base.cp)
+    return _fixed_batches(job, base, pools, np.ones(len(pools)))
+
+
+def proportional_to_speed(job: Job, base: Plan) -> Baseline:
+    """Batches proportional to what each GPU type computes per second at its best micro-batch."""
+    pools = pools_of(job.cluster, base.tp * base.cp)
+    plan = gpumix_base(base)
+    sizes = {pool: _SIZES for pool in pools}
+    tables = unit_tables(job, plan, pools, sizes, max(sum(p.replicas for p in pools), 2))
+    speeds = [
+        1.0 / float((t.repeat @ (t.forward_s + t.backward_s) / t.sizes).min())
+        for t in (tables[pool] for pool in pools)
+    ]
+    return _fixed_batches(job, base, pools, np.array(speeds))
+
+
+def lp_without_accumulation(job: Job, base: Plan) -> Baseline:
+    """One micro-batch for every rank, sizes by speed under each rank's memory."""
+    limits = Limits(one_batch_per_rank=True, whole_cluster=True)
+    found = plan_gpumix(job, base, limits, kind="one micro-batch for each rank")
+    if found:
+        return Baseline(found[0], True)
+    return Baseline(None, False, "no micro-batches fit that make up the global batch at once")
+
+
+def _fixed_batches(
+    job: Job, base: Plan, pools: tuple[Pool, ...], weights: FloatArray
+) -> Baseline:
+    """The fastest way to run given shares of the batch with even state; else the smallest one."""
+    rows = share_batch(job.workload.global_batch, [p.replicas for p in pools], weights)
+    if rows is None:
+        return Baseline(None, False, "the global batch has fewer sequences than there are ranks")
+    best: Candidate | None = None
+    emptiest: Candidate | None = None
+    for keeping in KEEPING:
+        plan = replace(gpumix_base(base), recompute=keeping[0], offload=keeping[1])
+        for largest in _SIZES:
+            laid = _lay(job, plan, pools, rows, int(largest))
+            if laid is None:
+                continue
+            if emptiest is None or laid.headroom > emptiest.headroom:
+                emptiest = laid
+            faster = best is None or laid.step_time_s < best.step_time_s
+            if laid.oom_risk <= job.risk and faster:
+                best = laid
+    if best is not None:
+        return Baseline(best, True)
+    return Baseline(emptiest, False, "it does not fit, however activations are kept")
+
+
+def _lay(
+    job: Job, plan: Plan, pools: tuple[Pool, ...], rows: list[tuple[int, int, int]], largest: int
+) -> Candidate | None:
+    """A plan with each rank's sequences in equal micro-batches of at most ``largest``."""
+    ranks = sum(n for _, _, n in rows)
+    entries = []
+    for pool, sequences, n in rows:
+        size = max(s for s in range(1, largest + 1) if sequences % s == 0)
+        entries.append((pools[pool], size, sequences // size, n, 1.0))
+    shares = np.full(len(entries), 1.0 / (ranks * plan.cp))
+    try:
+        return price("", job, with_split(plan, entries, shares))
+    except UserError:
+        return None
+
+
+def share_batch(
+    batch: int, replicas: list[int], weights: FloatArray
+) -> list[tuple[int, int, int]] | None:
+    """(pool, sequences of one rank, ranks) rows that make up the batch, by weight of a rank.
+
+    Whole sequences by earliest finish from the rounded-down shares; None where some rank would
+    have none.
+    """
+    n = np.array(replicas)
+    if batch < n.sum():
+        return None
+    each = np.maximum(np.floor(batch * weights / float(weights @ n)), 1).astype(int)
+    while int(each @ n) > batch:
+        each[int(np.argmax(np.where(each > 1, each / weights, -np.inf)))] -= 1
+    left = batch - int(each @ n)
+    extra = np.zeros(len(n), int)
+    while left:
+        ready = np.where(extra < n, (each + 1) / weights, np.inf)
+        k = int(np.argmin(ready))
+        if not np.isfinite(ready[k]):
+            each, extra = each + 1, np.zeros(len(n), int)
+            continue
+        taken = min(left, int(n[k] - extra[k]))
+        extra[k] += taken
+        left -= taken
+    rows = []
+    for k in range(len(n)):
+        rows += [(k, int(each[k]) + 1, int(extra[k]))] if extra[k] else []
+        rows += [(k, int(each[k]), int(n[k] - extra[k]))] if extra[k] < n[k] else []
+    return rows
