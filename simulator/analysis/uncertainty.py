@@ -7,10 +7,13 @@ Until a calibration of the stack exists it is a prior, and the prediction says s
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 from simulator.analysis.prediction import Range
+from simulator.cost.calibration import step_calibration
 from simulator.cost.kernel_rates import rates
 from simulator.spec.layout import Layout
 
@@ -36,11 +39,31 @@ def prior_time_spread(n_gpu_types: int, transferred: bool) -> TimeSpread:
     return TimeSpread(sigma)
 
 
-def layout_time_spread(layout: Layout) -> TimeSpread:
-    """Spread of a layout's step time."""
-    gpus = {c.gpu.name: c.gpu for c in layout.classes}.values()
-    transferred = any(rates(gpu).basis != "measured" for gpu in gpus)
-    return prior_time_spread(len(gpus), transferred)
+def layout_time_spread(layout: Layout, table: Mapping[str, Any] | None = None) -> TimeSpread:
+    """Spread of a layout's step time from the calibration, widest over its GPU types.
+
+    A calibrated (stack, GPU) has the spread of errors on sources that a fit hadn't seen; a GPU
+    that takes its stack's pooled calibration the spread on unseen GPUs; without either the prior
+    stands.
+    """
+    found = step_calibration() if table is None else table
+    groups, spread = found.get("groups", {}), found.get("spread", {})
+    gpus = list({c.gpu.name: c.gpu for c in layout.classes}.values())
+    stack = layout.stack.name
+    if not spread or stack not in groups:
+        return prior_time_spread(len(gpus), any(rates(g).basis != "measured" for g in gpus))
+    widest, basis = 0.0, ""
+    for gpu in gpus:
+        key = f"{stack}/{gpu.name}"
+        own = key in groups
+        sigma = max(
+            float(spread["between_sources" if own else "other_gpu"]),
+            float(groups[key if own else stack]["sigma"]),
+        )
+        if sigma > widest:
+            widest = sigma
+            basis = "errors on unseen sources" if own else "errors on unseen GPUs"
+    return TimeSpread(widest, basis=basis)
 
 
 def time_range(step_time_s: float, spread: TimeSpread) -> Range:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from simulator.cost.compute import OperatorTimes, kernel_times, step_times
 from simulator.cost.kernel_rates import KernelRates
 from simulator.cost.kernels import memory_time_s
 from simulator.cost.operators import (
-    Kind,
     LayerContext,
     Operator,
     embedding_operators,
@@ -97,8 +97,9 @@ class RankTimes:
     optimizer: Array
 
 
-#: Times of kernels alone by piece: what stays the same when only the calibration changes.
-Memo = dict[str, dict[Kind, OperatorTimes]]
+#: What stays the same when only some factors of the calibration change: times of kernels alone by
+#: piece, and times of communication by network factors.
+Memo = dict[str, Any]
 
 
 def price_ranks(
@@ -115,19 +116,41 @@ def price_ranks(
     dispatch = _dispatch_s(stack, site, ctx)
     dense = _layer(ctx, stack, site, dispatch, memo, moe=False)
     moe = _layer(ctx, stack, site, dispatch, memo, moe=True) if model.moe else None
-    net, pieces = site.data_network, shards.pieces()
-    reduce = [reduce_s(stack, ctx.recipe, net, batch, p, e) for p, e in pieces]
-    gather = [gather_s(ctx.recipe, net, batch, p, e) for p, e in pieces]
+    talk = _communication(stack, ctx, site, shards, memo)
     return RankTimes(
         dense,
         moe,
         _ends(ctx, site, dispatch, memo, head=False),
         _ends(ctx, site, dispatch, memo, head=True),
-        *reduce,
-        *gather,
-        send_s(ctx, site.network),
+        *talk.reduce,
+        *talk.gather,
+        talk.send,
         _optimizer_s(stack, ctx, site, shards, optimizer),
     )
+
+
+@dataclass(frozen=True)
+class _Communication:
+    """Collectives of all pieces (dense, MoE, embedding, head) and the pipeline's sends."""
+
+    reduce: tuple[Array, ...]
+    gather: tuple[Array, ...]
+    send: Array
+
+
+def _communication(
+    stack: Stack, ctx: LayerContext, site: Site, shards: ShardParameters, memo: Memo
+) -> _Communication:
+    key = f"communication {site.tuning.network} {site.tuning.fabric}"
+    if key not in memo:
+        net, batch, pieces = site.data_network, ctx.batch, shards.pieces()
+        memo[key] = _Communication(
+            tuple(reduce_s(stack, ctx.recipe, net, batch, p, e) for p, e in pieces),
+            tuple(gather_s(ctx.recipe, net, batch, p, e) for p, e in pieces),
+            send_s(ctx, site.network),
+        )
+    found: _Communication = memo[key]
+    return found
 
 
 def _inside_step(
