@@ -205,3 +205,21 @@ def sharded_pass_s(
         return end(counts, 0.0)
     few = [end(n, 0.0) for n in (1, 2)]
     return np.select([counts == 1, counts == 2], few, end(3, np.maximum(counts - 3, 0)))
+
+
+def sharded_waits_s(units: Sequence[ShardedUnit], prefetch: int) -> tuple[Any, Any, Any]:
+    """Waiting of one forward and one backward pass over units that start with an idle network.
+
+    Also how long the last reduction outlasts the backward pass. What
+    :func:`simulator.graph.sharded.exposed_fsdp_s` gives for one pipeline stage, for a batch of
+    plans; units have one class each.
+    """
+    waits = []
+    tail: Any = 0.0
+    for backward in (False, True):
+        state = _State(1, prefetch)
+        _run(state, _visits(units, prefetch, backward=backward), (), [True])
+        busy = sum(u.repeat * (u.backward if backward else u.forward)[0] for u in units)
+        waits.append(np.maximum(state.compute[0] - busy, 0.0))
+        tail = np.maximum(np.asarray(state.network) - state.compute[0], 0.0)
+    return waits[0], waits[1], tail

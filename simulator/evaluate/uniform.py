@@ -114,6 +114,8 @@ def uniform_step_s(
         end = np.maximum(end, pipeline - early + shown)
     gather = sync.param_gather
     wait = np.maximum(sync.overlap_gather * gather.at(np.zeros_like(p), p) - stage.forward.first, 0)
+    if schedule == "interleaved":
+        wait = np.maximum(wait, _late_gather_s(stage.forward, sync, p, vpp, micro_batches))
     rest = (1.0 - sync.overlap_gather) * gather.largest(p)
     return end + wait + rest + sync.optimizer + sync.step_overhead
 
@@ -132,6 +134,20 @@ def _backlog_s(
     width = m / np.maximum(np.floor(m / p), 1.0)
     started = ((v - 1) * width + sync.overlap_dp) * back.middle
     return np.where(v > 1, np.maximum(total - started, 0.0), 0.0)
+
+
+def _late_gather_s(
+    forward: Kinds, sync: UniformSync, p: Array, vpp: Integers, micro_batches: Integers
+) -> Array:
+    """How late the gathered parameters of a rank's last chunk are for its first forward pass.
+
+    A round of forward passes per chunk before it hides the gathers of all chunks.
+    """
+    v, m = np.asarray(vpp, float), np.asarray(micro_batches, float)
+    width = m / np.maximum(np.floor(m / p), 1.0)
+    total = sync.param_gather.first + (v - 1) * np.asarray(sync.param_gather.middle)
+    before = ((v - 1) * width + 1) * forward.middle
+    return np.where(v > 1, np.maximum(sync.overlap_gather * total - before, 0.0), 0.0)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simulator.cost.times import ClassTimes, UnitTimes
+from simulator.cost.times import ClassTimes, Seconds, UnitTimes
 from simulator.graph.action import (
     BACKWARD_KINDS,
     COMPUTE_KINDS,
@@ -74,12 +74,24 @@ def chunk_works(layout: Layout, times: ClassTimes, rank_class: RankClass) -> tup
     return tuple(works)
 
 
+def exposed_reduction_s(
+    reduce_s: Seconds, micro_batches: Seconds, backward_s: Seconds, overlap: float
+) -> Seconds:
+    """What each backward pass waits where a step's reductions are spread over its micro-batches.
+
+    The passes hide ``overlap`` of them as far as they are long enough. Broadcasts.
+    """
+    each = reduce_s / micro_batches
+    return np.maximum(overlap * each - backward_s, 0.0) + (1.0 - overlap) * each
+
+
 def _reduced_each_pass(work: ChunkWork, micro_batches: int, overlap: float) -> ChunkWork:
-    """The step's reductions spread over the backward passes, which hide ``overlap`` of them."""
-    each = work.grad_reduce_s / micro_batches
+    """The step's reductions spread over the backward passes."""
     backward = float(work.row(Kind.B).sum())
     wait = np.zeros(len(CATEGORY))
-    wait[CATEGORY["dp"]] = max(overlap * each - backward, 0.0) + (1.0 - overlap) * each
+    wait[CATEGORY["dp"]] = exposed_reduction_s(
+        work.grad_reduce_s, micro_batches, backward, overlap
+    )
     return replace(work, backward_input=work.backward_input + wait, grad_reduce_s=0.0)
 
 

@@ -140,7 +140,7 @@ def stage_layer_counts(model: ModelSpec, plan: Plan) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _moe_per_chunk(
+def layers_by_chunk(
     model: ModelSpec, stage_counts: tuple[int, ...], plan: Plan
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
     """Layers and MoE layers by stage and chunk; chunk c of all stages comes before chunk c+1."""
@@ -235,7 +235,7 @@ def _uniform(
             f"dp {plan.dp} * micro_batch {plan.micro_batch}"
         )
     micro_batches = workload.global_batch // per_replica
-    chunks, moe = _moe_per_chunk(model, stage_layer_counts(model, plan), plan)
+    chunks, moe = layers_by_chunk(model, stage_layer_counts(model, plan), plan)
     share = 1.0 / (plan.shard_degree or plan.dp * plan.cp)
     width = plan.tp * plan.cp
     by_stage = _stage_runs(_slots(cluster), plan.dp, width, plan.pp)
@@ -337,7 +337,7 @@ def _assigned_data_parallel(
         raise UserError(
             "plan.assignment without stages needs pp 1; give each entry a stage"
         )
-    chunks, moe = _moe_per_chunk(model, stage_layer_counts(model, plan), plan)
+    chunks, moe = layers_by_chunk(model, stage_layer_counts(model, plan), plan)
     width = plan.tp * plan.cp
     drawn: list[tuple[Assignment, GpuSpec, int]] = []
     for i, entry in enumerate(plan.assignment):
@@ -424,7 +424,7 @@ def _assigned_pipeline(
         raise UserError(
             f"plan.assignment layers sum to {sum(counts)}, not {model.layers}"
         )
-    chunks, moe = _moe_per_chunk(model, tuple(counts), plan)
+    chunks, moe = layers_by_chunk(model, tuple(counts), plan)
     classes: list[RankClass] = []
     rows: list[list[tuple[int, int]]] = []
     for s in range(pp):

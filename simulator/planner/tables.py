@@ -1,0 +1,83 @@
+"""Prices of distinct combinations of a few columns, looked up for many rows.
+
+Kernels depend on few of a plan's fields: each distinct combination is priced once, whatever the
+number of plans, and every plan reads its prices by row number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+class Table:
+    """Grows by the combinations it is asked for.
+
+    ``price`` takes one array per key column (equal lengths: distinct combinations) and returns the
+    prices, shape (fields, combinations).
+    """
+
+    def __init__(self, price: Callable[..., Floats]) -> None:
+        self._price = price
+        self._ranks: list[Ints] = []
+        self._counts: list[int] = []
+        self._row_of: npt.NDArray[np.int32] = np.empty(0, np.int32)
+        self._keys: Ints = np.empty((0, 0), np.int64)
+        self.values: Floats = np.empty((0, 0))
+
+    def rows(self, *columns: Ints) -> npt.NDArray[np.int32]:
+        """Row numbers (second axis of :attr:`values`) of equal-length key columns."""
+        if not self._ranks:
+            self._ranks = [np.full(1, -1, np.int64) for _ in columns]
+            self._counts = [0] * len(columns)
+            self._keys = np.empty((len(columns), 0), np.int64)
+        if any([self._learn(i, column) for i, column in enumerate(columns)]):
+            self._rebuild()
+        code = self._code(columns)
+        rows = self._row_of[code]
+        if len(rows) and rows.min() < 0:
+            self._add(columns, code[rows < 0], np.flatnonzero(rows < 0))
+            rows = self._row_of[code]
+        return rows
+
+    def _learn(self, index: int, column: Ints) -> bool:
+        """Number the values of a column that are new; whether there were any."""
+        ranks = self._ranks[index]
+        top = int(column.max(initial=0))
+        if top >= len(ranks):
+            ranks = np.concatenate([ranks, np.full(top + 1 - len(ranks), -1, np.int64)])
+            self._ranks[index] = ranks
+        unseen = ranks[column] < 0
+        if not unseen.any():
+            return False
+        new = np.unique(column[unseen])
+        ranks[new] = self._counts[index] + np.arange(len(new))
+        self._counts[index] += len(new)
+        return True
+
+    def _code(self, columns: Sequence[Ints]) -> Ints:
+        code = self._ranks[0][columns[0]]
+        for count, ranks, column in zip(
+            self._counts[1:], self._ranks[1:], columns[1:], strict=True
+        ):
+            code = code * count + ranks[column]
+        return code
+
+    def _rebuild(self) -> None:
+        self._row_of = np.full(int(np.prod(self._counts)), -1, np.int32)
+        if self._keys.shape[1]:
+            self._row_of[self._code(list(self._keys))] = np.arange(self._keys.shape[1])
+
+    def _add(self, columns: Sequence[Ints], codes: Ints, where: npt.NDArray[np.intp]) -> None:
+        _, first = np.unique(codes, return_index=True)
+        keys = np.stack([column[where[first]] for column in columns])
+        start = self._keys.shape[1]
+        self._row_of[self._code(list(keys))] = start + np.arange(keys.shape[1])
+        self._keys = np.concatenate([self._keys, keys], axis=1)
+        prices = self._price(*keys)
+        self.values = np.concatenate([self.values, prices], axis=1) if start else prices
