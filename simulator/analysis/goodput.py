@@ -19,8 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Numbers = NDArray[np.float64]
 
-#: Spares are added while the wait for repairs takes more than this share of the time.
-SPARE_TARGET = 0.005
+#: More spares than any cluster has.
 MAX_SPARES = 10_000
 
 
@@ -120,18 +119,23 @@ def best_goodput(r: Reliability) -> tuple[Numbers, Numbers]:
     return interval, expected_goodput(r, interval)
 
 
-def spares_needed(
-    swaps_per_s: float, repair_s: float, target: float = SPARE_TARGET, most: int = MAX_SPARES
-) -> int:
-    """Fewest spare nodes with which waiting for repairs takes at most ``target`` of the time."""
+def spares_that_pay(swaps_per_s: float, repair_s: float, n_nodes: int) -> int:
+    """Spare nodes to keep: added while one more saves a larger share of the time than it costs.
+
+    The time is what waiting for repairs takes (Erlang B, :func:`wait_per_interruption_s`), the
+    cost one more node beside ``n_nodes``.
+    """
     load = swaps_per_s * repair_s
-    blocked = 1.0
-    for spares in range(most + 1):
-        if spares:
-            blocked = load * blocked / (spares + load * blocked)
-        if load * blocked / (spares + 1) <= target:
-            return spares
-    return most
+    blocked, spares = 1.0, 0
+    lost = load / (1.0 + load)
+    while spares < MAX_SPARES:
+        spares += 1
+        blocked = load * blocked / (spares + load * blocked)
+        wait = load * blocked / (spares + 1)
+        saved, lost = lost - wait / (1.0 + wait), wait / (1.0 + wait)
+        if saved * n_nodes <= 1.0:
+            return spares - 1
+    return MAX_SPARES
 
 
 def checkpoint_bytes(parameters: ArrayLike, bytes_per_parameter: float = 14.0) -> Numbers:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from simulator.analysis.prediction import ClassPrediction, Prediction, Verdict
+from simulator.analysis.prediction import ClassPrediction, Prediction, Suggestion, Verdict
 from simulator.analysis.risk import MemoryRisk, memory_risk, prior_spread
 from simulator.analysis.suggest import suggest
 from simulator.analysis.uncertainty import layout_time_spread, rate_range, time_range
@@ -105,7 +105,7 @@ def assemble(
     tokens = layout.workload.tokens_per_step
     rate = rate_range(float(tokens), step)
     mfu, hfu = _utilisation(layout, step.p50)
-    found = ()
+    found: tuple[Suggestion, ...] = ()
     if with_suggestions:
         per_sequence = tuple(_seconds_per_sequence(layout, i, t) for i, t in enumerate(times))
         found = suggest(layout, _quick_price, scenario.risk, per_sequence)
@@ -171,8 +171,8 @@ def _class(
         memory_bytes=memory.components, peak_moment=memory.peak_moment,
         peak_allocated_bytes=memory.peak_allocated_bytes,
         peak_reserved_bytes=memory.peak_reserved_bytes, device_bytes=memory.device_bytes,
-        device_p10_bytes=float(risk.p10_bytes[index]),
-        device_p90_bytes=float(risk.p90_bytes[index]),
+        device_p10_bytes=memory.device_bytes * float(risk.p10_bytes[index] / risk.p50_bytes[index]),
+        device_p90_bytes=memory.device_bytes * float(risk.p90_bytes[index] / risk.p50_bytes[index]),
         usable_bytes=float(c.gpu.usable_memory_bytes), oom_risk=float(risk.oom_risk[index]),
         eighty_percent_rule=bool(risk.safe_by_80_percent_rule[index]), time_s=seconds,
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from simulator.analysis.prediction import Suggestion
 from simulator.errors import UserError
@@ -111,7 +112,8 @@ def _degree_changes(plan: Plan, layout: Layout) -> Iterator[tuple[str, Plan]]:
         for new, dp in ((value * 2, plan.dp / 2), (value / 2, plan.dp * 2)):
             if new < 1 or new % 1 or dp < 1 or dp % 1 or not _legal(layout, name, int(new)):
                 continue
-            changed = replace(plan, **{name: int(new)}, dp=int(dp), stage_layers=None)
+            degree: dict[str, Any] = {name: int(new), "dp": int(dp), "stage_layers": None}
+            changed = replace(plan, **degree)
             if name == "tp":
                 split = int(new) > 1 and (plan.sequence_parallel or plan.tp == 1)
                 changed = replace(changed, sequence_parallel=split)

@@ -96,20 +96,22 @@ def _answer(
     scenario: Scenario, as_json: bool, out: Path | None, options: EngineOptions | None
 ) -> None:
     """Predict, print, write the report, and say by exit code whether the plan fits."""
-    from simulator.analysis.predict import predict
+    from contextlib import nullcontext
 
+    from simulator.analysis.predict import Evaluator, predict
+
+    if out is not None:
+        from simulator.report.write import prepare_directory
+
+        prepare_directory(out)
     # Suggestions price a dozen other plans: only where somebody reads them.
-    evaluator = "closed form" if options is None else "engine"
+    evaluator: Evaluator = "closed form" if options is None else "engine"
     with_suggestions = options is not None or out is not None
-    if as_json:
+    waiting = stderr_console().status(f"{evaluator}: {scenario.title}")
+    with nullcontext() if as_json else waiting:
         prediction, layout, evaluation = predict(
             scenario, evaluator=evaluator, options=options, with_suggestions=with_suggestions
         )
-    else:
-        with stderr_console().status(f"{evaluator}: {scenario.title}"):
-            prediction, layout, evaluation = predict(
-                scenario, evaluator=evaluator, options=options, with_suggestions=with_suggestions
-            )
     if as_json:
         print_json(prediction.to_json())
     else:

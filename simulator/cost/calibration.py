@@ -112,7 +112,7 @@ def tuning(stack: str, gpu: GpuSpec, table: Mapping[str, Any] | None = None) -> 
 def tuning_from_mapping(parameters: Mapping[str, Any], basis: str) -> Tuning:
     """Parameters as a calibration file holds them: plain numbers or ``{value: ...}`` cells."""
     known = {f.name for f in fields(Tuning)} - {"basis"}
-    values = {
+    values: dict[str, Any] = {
         name: float(cell["value"] if isinstance(cell, Mapping) else cell)
         for name, cell in parameters.items()
         if name in known

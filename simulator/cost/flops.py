@@ -92,7 +92,7 @@ def rank_recompute_flops(ctx: LayerContext) -> Array:
         batch.recompute_layers / np.maximum(batch.layers, 1.0),
         0.0,
     )
-    some = (batch.recompute == Recompute.SELECTIVE).astype(float)
+    some: Array = (batch.recompute == Recompute.SELECTIVE).astype(float)
 
     def again(*, moe: bool) -> Array:
         operators = layer_operators(ctx, moe=moe)

@@ -185,7 +185,7 @@ def _residual(ctx: LayerContext, name: str) -> Operator:
     elements = ctx.batch.residual_tokens * ctx.model.hidden
     moved = elements * ctx.width
     drop = ctx.model.dropout > 0
-    saved = ()
+    saved: tuple[SavedTensor, ...] = ()
     if drop and ctx.kept.dropout_masks:
         saved = (SavedTensor(f"{name} mask", elements * MASK_BYTES),)
     fused = ctx.fused.fused_residual_dropout
@@ -270,7 +270,7 @@ def _rope(ctx: LayerContext, elements: Array) -> Operator:
     """Rotary embedding of queries and keys."""
     fused = ctx.fused.fused_rope
     moved = elements * ctx.width
-    saved = ()
+    saved: tuple[SavedTensor, ...] = ()
     if ctx.fused.rope_kept_bytes:
         saved = (
             SavedTensor(

@@ -188,7 +188,7 @@ def _units(
         ("moe layer", n_moe, moe, "moe"),
         ("head", int(c.is_last), ends[1], "head"),
     )
-    units = []
+    units: list[UnitTimes] = []
     for name, repeat, piece, key in pieces:
         if not repeat:
             continue

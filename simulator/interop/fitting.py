@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -134,7 +135,7 @@ def _get(tuned: Tuning, name: str) -> float:
 
 
 def _put(start: Tuning, names: Sequence[str], x: Array) -> Tuning:
-    values = {name: float(math.exp(v)) for name, v in zip(names, x, strict=True)}
+    values: dict[str, Any] = {n: float(math.exp(v)) for n, v in zip(names, x, strict=True)}
     return replace(start, **values)
 
 
@@ -189,9 +190,10 @@ def with_stack_times(start: Tuning, layout: Layout) -> Tuning:
         "step_overhead_s": framework.step_overhead_s,
         "micro_batch_overhead_s": max(framework.micro_batch_overhead_s, 1e-5),
     }
-    missing = {k: v for k, v in defaults.items() if getattr(start, k) is None}
-    spread = {"sync_spread": 0.05} if start.sync_spread == 0 else {}
-    return replace(start, **missing, **spread)
+    missing: dict[str, Any] = {k: v for k, v in defaults.items() if getattr(start, k) is None}
+    if start.sync_spread == 0:
+        missing["sync_spread"] = 0.05
+    return replace(start, **missing)
 
 
 def parameters_of(tuned: Tuning) -> dict[str, float]:

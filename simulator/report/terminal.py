@@ -36,7 +36,8 @@ def print_prediction(p: Prediction, console: Console) -> None:
     console.print(_speed(p))
     console.print(_time(p))
     console.print(_memory(p))
-    console.print(_suggestions(p))
+    if p.suggestions or p.evaluator == "engine":  # the closed form alone doesn't look for any
+        console.print(_suggestions(p))
     for warning in p.warnings:
         console.print(Text(f"warning: {warning}", style="yellow"))
     if p.defaults:

@@ -270,7 +270,7 @@ def _stage_runs(
     slots: list[tuple[int, GpuSpec, int]], dp: int, width: int, pp: int
 ) -> list[list[tuple[int, GpuSpec, int]]]:
     """Replicas of each stage by (group, GPU type), filling stages in cluster order."""
-    queue = [[group, gpu, n] for group, gpu, n in slots]
+    queue = list(slots)
     stages: list[list[tuple[int, GpuSpec, int]]] = []
     for _ in range(pp):
         need, runs = dp, []
@@ -285,7 +285,7 @@ def _stage_runs(
                 )
             runs.append((group, gpu, take))
             need -= take
-            queue[0][2] = free - take * width
+            queue[0] = (group, gpu, free - take * width)
             if queue[0][2] == 0:
                 queue.pop(0)
         stages.append(runs)
