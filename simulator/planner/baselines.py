@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simulator.errors import UserError
-from simulator.planner.candidate import Candidate, price
-from simulator.planner.gpumix import KEEPING, Limits, gpumix_base, plan_gpumix, with_split
+from simulator.analysis.predict import layout_risk
+from simulator.planner.candidate import Candidate, price, price_laid
+from simulator.planner.gpumix import KEEPING, STYLES, Limits, plan_gpumix, styled, with_split
 from simulator.planner.rank_tables import Job, Pool, pools_of, unit_tables
 from simulator.planner.split_problem import FloatArray
+from simulator.spec.layout import build_layout
 from simulator.spec.plan import Plan
 
 #: Micro-batches that the even and the proportional split may use.
@@ -40,7 +41,7 @@ def even_split(job: Job, base: Plan) -> Baseline:
 def proportional_to_speed(job: Job, base: Plan) -> Baseline:
     """Batches proportional to what each GPU type computes per second at its best micro-batch."""
     pools = pools_of(job.cluster, base.tp * base.cp)
-    plan = gpumix_base(base)
+    plan = styled(base)
     sizes = {pool: _SIZES for pool in pools}
     tables = unit_tables(job, plan, pools, sizes, max(sum(p.replicas for p in pools), 2))
     speeds = [
@@ -67,37 +68,43 @@ def _fixed_batches(
     if rows is None:
         return Baseline(None, False, "the global batch has fewer sequences than there are ranks")
     best: Candidate | None = None
-    emptiest: Candidate | None = None
-    for keeping in KEEPING:
-        plan = replace(gpumix_base(base), recompute=keeping[0], offload=keeping[1])
-        for largest in _SIZES:
-            laid = _lay(job, plan, pools, rows, int(largest))
-            if laid is None:
-                continue
-            if emptiest is None or laid.headroom > emptiest.headroom:
-                emptiest = laid
-            faster = best is None or laid.step_time_s < best.step_time_s
-            if laid.oom_risk <= job.risk and faster:
+    emptiest: tuple[float, Plan] | None = None
+    for plan in _ways(job, base, pools, rows):
+        layout = build_layout(job.model, job.workload, job.cluster, plan, job.stack)
+        risk = layout_risk(layout)
+        if float(risk.oom_risk.max()) <= job.risk:
+            laid = price_laid("", layout)
+            if best is None or laid.step_time_s < best.step_time_s:
                 best = laid
+        need = max(
+            p50 / c.gpu.usable_memory_bytes
+            for p50, c in zip(risk.p50_bytes, layout.classes, strict=True)
+        )
+        if emptiest is None or need < emptiest[0]:
+            emptiest = (float(need), plan)
     if best is not None:
         return Baseline(best, True)
-    return Baseline(emptiest, False, "it does not fit, however activations are kept")
+    closest = None if emptiest is None else price("", job, emptiest[1])
+    return Baseline(closest, False, "it does not fit, however activations are kept")
 
 
-def _lay(
-    job: Job, plan: Plan, pools: tuple[Pool, ...], rows: list[tuple[int, int, int]], largest: int
-) -> Candidate | None:
-    """A plan with each rank's sequences in equal micro-batches of at most ``largest``."""
+def _ways(
+    job: Job, base: Plan, pools: tuple[Pool, ...], rows: list[tuple[int, int, int]]
+) -> list[Plan]:
+    """Plans that run each rank's sequences in equal micro-batches, state even, each plan once."""
     ranks = sum(n for _, _, n in rows)
-    entries = []
-    for pool, sequences, n in rows:
-        size = max(s for s in range(1, largest + 1) if sequences % s == 0)
-        entries.append((pools[pool], size, sequences // size, n, 1.0))
-    shares = np.full(len(entries), 1.0 / (ranks * plan.cp))
-    try:
-        return price("", job, with_split(plan, entries, shares))
-    except UserError:
-        return None
+    found: dict[Plan, None] = {}
+    for style in STYLES:
+        for recompute, offload in KEEPING:
+            plan = replace(styled(base, style), recompute=recompute, offload=offload)
+            for largest in _SIZES.tolist():
+                entries = []
+                for pool, sequences, n in rows:
+                    size = max(s for s in range(1, largest + 1) if sequences % s == 0)
+                    entries.append((pools[pool], size, sequences // size, n, 1.0))
+                shares = np.full(len(entries), 1.0 / (ranks * plan.cp))
+                found[with_split(plan, entries, shares)] = None
+    return list(found)
 
 
 def share_batch(

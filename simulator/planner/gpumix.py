@@ -42,7 +42,13 @@ from simulator.planner.split_problem import (
     relaxed_bound_s,
     solve_split,
 )
-from simulator.spec.plan import Assignment, Offload, Plan, Recompute, Sharding
+from simulator.spec.plan import Assignment, Offload, Plan, Recompute, Schedule, Sharding
+
+#: How ranks without pipeline stages run their micro-batches: GPUMix's layered accumulation, fully
+#: sharded one micro-batch after the other, and whole parameters on every rank.
+Style = tuple[Sharding, Schedule]
+LAYERED: Style = (Sharding.ZERO3, "layered")
+STYLES: tuple[Style, ...] = (LAYERED, (Sharding.ZERO3, "1f1b"), (Sharding.ZERO1, "1f1b"))
 
 #: Ceilings on one rank's share of the state, over the even share.
 CEILINGS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, np.inf)
@@ -77,6 +83,10 @@ class Limits:
     one_batch_per_rank: bool = False
     max_gpus: int | None = None
     whole_cluster: bool = False
+
+
+#: No limits beside the job's.
+FREE = Limits()
 
 
 @dataclass
@@ -152,27 +162,33 @@ class _Case:
         return sum(p.replicas for p in self.pools)
 
 
-def gpumix_base(plan: Plan) -> Plan:
-    """A plan's precision, optimiser and degrees under layered fully sharded data parallelism."""
+def styled(plan: Plan, style: Style = LAYERED) -> Plan:
+    """A plan's precision, optimiser and degrees under data parallelism of one style."""
     return replace(
-        plan, pp=1, vpp=1, sharding=Sharding.ZERO3, shard_degree=None, schedule="layered",
+        plan, pp=1, vpp=1, sharding=style[0], shard_degree=None, schedule=style[1],
         stage_layers=None, assignment=(), micro_batch=1,
     )  # fmt: skip
 
 
 def plan_gpumix(
-    job: Job, base: Plan, limits: Limits = Limits(), *, top: int = 1, kind: str = "GPUMix split"
+    job: Job,
+    base: Plan,
+    limits: Limits = FREE,
+    *,
+    style: Style = LAYERED,
+    top: int = 1,
+    kind: str = "GPUMix split",
 ) -> list[Candidate]:
     """The fastest splits of a job over its cluster, best first; empty where nothing fits.
 
     ``base`` gives tp, cp, precision and optimiser. Every candidate carries a proven lower bound on
-    the step time of all splits over all choices of GPUs that were looked at.
+    the step time of all splits in its style over all choices of GPUs that were looked at.
 
     Raises:
         UserError: the base plan can't be laid on the cluster at all.
     """
     job = replace(job, risk=job.risk * _RISK_MARGIN)
-    prices = _Prices(job, gpumix_base(base), limits)
+    prices = _Prices(job, styled(base, style), limits)
     queue = [(case.bound_s, n, case) for n, case in enumerate(_cases(prices))]
     heapify(queue)
     found: list[Candidate] = []
@@ -323,8 +339,8 @@ def split_problem(prices: _Prices, case: _Case, options: Options) -> SplitProble
     factors = uneven_factors(prices.job, case.plan, case.pools, ranks, ceilings)
     factors[0] = 1.0
     kinds = tuple(
-        Kind(pool.replicas, sizes * counts, cap, option_times(table, case.network, sizes, counts,
-                                                               factors))
+        Kind(pool.replicas, sizes * counts, cap,
+             option_times(case.plan, table, case.network, sizes, counts, factors))
         for pool, table, (sizes, counts), cap in zip(
             case.pools, case.tables, options, caps, strict=True
         )
@@ -333,6 +349,7 @@ def split_problem(prices: _Prices, case: _Case, options: Options) -> SplitProble
 
 
 def option_times(
+    plan: Plan,
     table: UnitTable,
     network: Collectives,
     sizes: IntArray,
@@ -341,17 +358,24 @@ def option_times(
 ) -> FloatArray:
     """Objective of each option under each ceiling, shape (ceilings, options).
 
-    Sum over units of max(gather, count x forward) and max(gather + reduce, count x backward).
+    Layered: sum over units of max(gather, count x forward) and max(gather + reduce, count x
+    backward). One micro-batch after the other: count times the same with count 1. Parameters whole:
+    computation and one reduction.
     """
     column = np.searchsorted(table.sizes, sizes)
-    forward = counts * table.forward_s[:, column]
-    backward = counts * table.backward_s[:, column]
+    layered = plan.schedule == "layered"
+    inner, outer = (counts, 1.0) if layered else (1.0, counts)
+    forward = inner * table.forward_s[:, column]
+    backward = inner * table.backward_s[:, column]
+    rest = table.optimizer_s + table.step_overhead_s
+    if plan.sharding != Sharding.ZERO3:
+        busy = table.repeat @ (forward + backward) * outer + float(network.reduce_s.sum()) + rest
+        return np.repeat(busy[None, :], len(factors), axis=0)
     scale = factors[:, None, None]
     ahead = scale * network.gather_forward_s[None, :, None]
     behind = scale * (network.gather_backward_s + network.reduce_s)[None, :, None]
     per_unit = np.maximum(ahead, forward[None]) + np.maximum(behind, backward[None])
-    rest = table.optimizer_s + table.step_overhead_s
-    return np.asarray(np.tensordot(per_unit, table.repeat, axes=([1], [0])) + rest)
+    return np.asarray(np.tensordot(per_unit, table.repeat, axes=([1], [0])) * outer + rest)
 
 
 def _candidate(

@@ -9,7 +9,7 @@ from itertools import product
 from simulator.analysis.predict import layout_risk
 from simulator.errors import UserError
 from simulator.planner.candidate import Candidate, on_whole_cluster, part_of, price, price_laid
-from simulator.planner.gpumix import Limits, plan_gpumix
+from simulator.planner.gpumix import FREE, STYLES, Limits, plan_gpumix
 from simulator.planner.rank_tables import Job
 from simulator.spec.layout import build_layout
 from simulator.spec.plan import Plan, Recompute, Sharding
@@ -26,7 +26,7 @@ def homogeneous_kind(count: int, gpu: str) -> str:
 
 
 def plan_alone(
-    job: Job, base: Plan, gpu: str, limits: Limits = Limits(), *, top: int = 1
+    job: Job, base: Plan, gpu: str, limits: Limits = FREE, *, top: int = 1
 ) -> list[Candidate]:
     """The fastest plans on the GPUs of one type of the job's cluster, best first.
 
@@ -38,7 +38,8 @@ def plan_alone(
     kind = homogeneous_kind(part.n_gpus, gpu)
     found: list[Candidate] = []
     if job.stack.uneven_batches:
-        found += plan_gpumix(alone, base, limits, top=top, kind=kind)
+        for style in STYLES:
+            found += plan_gpumix(alone, base, limits, style=style, top=top, kind=kind)
     found += _uniform(alone, base, kind, top)
     found.sort(key=lambda c: c.step_time_s)
     whole = [

@@ -135,7 +135,11 @@ def _pipeline_base(base: Plan, recompute: Recompute) -> Plan:
 
 
 def _degrees(job: Job, pool: Pool) -> tuple[int, ...]:
-    per_node = len(job.cluster.groups[pool.group].gpus)
+    return legal_degrees(job, len(job.cluster.groups[pool.group].gpus))
+
+
+def legal_degrees(job: Job, per_node: int) -> tuple[int, ...]:
+    """Tensor-parallel degrees inside a node that divide the model's heads and widths."""
     model = job.model
     return tuple(
         tp

@@ -19,7 +19,7 @@ from simulator.cost.communication import uneven_factor
 from simulator.cost.memory import layout_options, rank_memory
 from simulator.cost.network import network
 from simulator.cost.pricing import price_layout
-from simulator.cost.times import ClassTimes
+from simulator.cost.times import ClassTimes, UnitTimes
 from simulator.planner.split_problem import FloatArray, IntArray
 from simulator.spec.cluster import Cluster
 from simulator.spec.layout import Layout, Pipeline, build_layout
@@ -68,7 +68,8 @@ def pools_of(cluster: Cluster, width: int) -> tuple[Pool, ...]:
 class UnitTable:
     """Compute seconds of one micro-batch by unit and micro-batch size (arrays (units, sizes)).
 
-    ``repeat`` counts the equal units. ``optimizer_s`` is of a rank with an even share.
+    ``repeat`` counts the equal units; where parameters aren't sharded the whole model is one unit.
+    ``optimizer_s`` is of a rank with an even share.
     """
 
     sizes: IntArray
@@ -102,9 +103,7 @@ def option_layout(job: Job, plan: Plan, options: list[tuple[Pool, int, int]], dp
             replace(
                 plan,
                 dp=pool.replicas,
-                assignment=(
-                    Assignment(pool.group, pool.gpu.name, 1, 1, replicas=pool.replicas),
-                ),
+                assignment=(Assignment(pool.group, pool.gpu.name, 1, 1, replicas=pool.replicas),),
             ),
             job.stack,
         ).classes[0]
@@ -143,27 +142,35 @@ def unit_tables(
 
 
 def _table(sizes: IntArray, rows: tuple[ClassTimes, ...]) -> UnitTable:
-    units = range(len(rows[0].units))
+    units = [_units(row) for row in rows]
     return UnitTable(
         sizes=sizes,
-        repeat=np.array([u.repeat for u in rows[0].units], float),
-        forward_s=np.array([[float(r.units[u].forward.total) for r in rows] for u in units]),
-        backward_s=np.array([[float(r.units[u].backward.total) for r in rows] for u in units]),
+        repeat=np.array([u.repeat for u in units[0]], float),
+        forward_s=np.array([[float(u.forward.total) for u in row] for row in units]).T,
+        backward_s=np.array([[float(u.backward.total) for u in row] for row in units]).T,
         optimizer_s=float(rows[0].optimizer),
         step_overhead_s=float(rows[0].step_overhead),
     )
 
 
+def _units(times: ClassTimes) -> tuple[UnitTimes, ...]:
+    """Units of a fully sharded rank; of any other its only chunk as one unit."""
+    if times.units:
+        return times.units
+    (chunk,) = times.chunks
+    backward = chunk.backward_input + chunk.backward_weight
+    reduce = float(chunk.grad_reduce) + float(chunk.param_gather)
+    return (UnitTimes("model", 1, chunk.forward, backward, 0.0, 0.0, reduce),)
+
+
 def collectives(job: Job, plan: Plan, pools: tuple[Pool, ...], dp: int) -> Collectives:
     """Collectives over all ranks of the pools, as the slowest member sees them."""
-    rows = price_layout(option_layout(job, plan, [(pool, 1, 1) for pool in pools], dp))
+    priced = price_layout(option_layout(job, plan, [(pool, 1, 1) for pool in pools], dp))
+    rows = [_units(row) for row in priced]
 
     def slowest_of(name: str) -> FloatArray:
         return np.array(
-            [
-                max(float(getattr(r.units[u], name)) for r in rows)
-                for u in range(len(rows[0].units))
-            ]
+            [max(float(getattr(u, name)) for u in same) for same in zip(*rows, strict=True)]
         )
 
     return Collectives(
@@ -241,5 +248,3 @@ class MemoryTable:
             ok = self.risk(sizes, counts, middle) <= accepted
             low, high = np.where(ok, middle, low), np.where(ok, high, middle)
         return np.where(fits, np.where(all_of_it, 1.0, low), -1.0)
-
-

@@ -17,14 +17,20 @@ from simulator.planner.baselines import (
     proportional_to_speed,
 )
 from simulator.planner.candidate import Candidate, price_laid
-from simulator.planner.gpumix import KEEPING, Limits, plan_gpumix
+from simulator.planner.gpumix import KEEPING, LAYERED, STYLES, Limits, Style, plan_gpumix
 from simulator.planner.homogeneous import plan_alone
-from simulator.planner.mixed_pipeline import plan_mixed_pipelines
+from simulator.planner.mixed_pipeline import legal_degrees, plan_mixed_pipelines
 from simulator.planner.objectives import Measures, Objective, measures, rents_of, score
 from simulator.planner.rank_tables import Job
 from simulator.planner.reasons import smallest_change, verdict_sentences, why_slower
 from simulator.spec.plan import Plan, Sharding
 from simulator.spec.scenario import Scenario
+
+_STYLE_NAMES: dict[Style, str] = {
+    LAYERED: "GPUMix split",
+    (Sharding.ZERO3, "1f1b"): "uneven fully sharded data parallelism",
+    (Sharding.ZERO1, "1f1b"): "uneven data parallelism",
+}
 
 
 @dataclass(frozen=True)
@@ -143,16 +149,27 @@ def _limits(request: Request) -> Limits:
 def _candidates(job: Job, base: Plan, request: Request) -> list[Candidate]:
     """Plans over several GPU types, and GPUMix's splits."""
     found: list[Candidate] = []
-    splits = (
-        job.stack.uneven_batches
-        and int(request.fixed.get("pp", 1)) == 1
-        and base.sharding in (Sharding.NONE, Sharding.ZERO3)
-    )
-    if splits:
-        found += plan_gpumix(job, base, _limits(request), top=max(request.top, 2))
-    if job.cluster.is_mixed and int(request.fixed.get("pp", 2)) > 1:
-        found += plan_mixed_pipelines(job, base, top=max(request.top, 2))
+    fixed = request.fixed
+    top = max(request.top, 2)
+    if job.stack.uneven_batches and int(fixed.get("pp", 1)) == 1:
+        for style in STYLES:
+            for tp in _degrees(job, style, fixed):
+                plan = replace(base, tp=tp, sequence_parallel=base.sequence_parallel and tp > 1)
+                found += plan_gpumix(
+                    job, plan, _limits(request), style=style, top=top, kind=_STYLE_NAMES[style]
+                )
+    if job.cluster.is_mixed and int(fixed.get("pp", 2)) > 1:
+        found += plan_mixed_pipelines(job, base, top=top)
     return found
+
+
+def _degrees(job: Job, style: Style, fixed: Mapping[str, Any]) -> tuple[int, ...]:
+    """Tensor-parallel degrees to try: with whole parameters all that stay inside every node."""
+    if "tp" in fixed:
+        return (int(fixed["tp"]),)
+    if style[0] == Sharding.ZERO3:
+        return (1,)
+    return legal_degrees(job, min(len(g.gpus) for g in job.cluster.groups))
 
 
 def _alone(job: Job, base: Plan, gpu: str, request: Request) -> list[Candidate]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -166,11 +167,11 @@ def relax(kinds: tuple[Menu, ...], batch: int) -> Relaxed | None:
     segments = []
     for i, menu in enumerate(kinds):
         hull = menu.hull()
-        for left, right in zip(hull[:-1], hull[1:], strict=True):
+        for left, right in pairwise(hull.tolist()):
             width = int(menu.batch[right] - menu.batch[left])
             gain = float(menu.state[left] - menu.state[right])
             segments.append(
-                (gain / width, float(menu.time_s[right]), int(right), i, int(left), width, gain)
+                (gain / width, float(menu.time_s[right]), right, i, left, width, gain)
             )
     segments.sort(reverse=True)
     mixed = 0
