@@ -112,12 +112,10 @@ def check_runnable(layout: Layout) -> None:
         faults.append(f"optimizer {plan.optimizer}")
     if plan.offload not in (("none", "activations") if uneven else ("none",)):
         faults.append(f"offload {plan.offload}")
-    if plan.compile:
-        faults.append("compile")
     if faults:
         raise UserError(Problem("plan", f"can't be run here: {', '.join(faults)}"))
     if not uneven:
-        check_native(layout.model, _degrees(layout))
+        check_native(layout.model, _degrees(layout), compiled=plan.compile)
 
 
 def _degrees(layout: Layout) -> Degrees:
@@ -151,6 +149,7 @@ def _options(layout: Layout, settings: RunSettings, rank: int) -> Options:
         prefetch=layout.stack.overlap.fsdp_prefetch,
         seed=settings.seed,
         slowdown=settings.slowdown[rank] if settings.slowdown else 1.0,
+        compile="inductor" if plan.compile else None,
     )
 
 

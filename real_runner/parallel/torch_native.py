@@ -105,7 +105,7 @@ class Chunk(nn.Module):
         return x
 
 
-def check_native(spec: ModelSpec, degrees: Degrees) -> None:
+def check_native(spec: ModelSpec, degrees: Degrees, *, compiled: bool = False) -> None:
     """Raises UserError naming what can't be combined here."""
     faults = []
     if spec.tied_embeddings and (degrees.tp > 1 or degrees.pp > 1):
@@ -119,6 +119,8 @@ def check_native(spec: ModelSpec, degrees: Degrees) -> None:
             faults.append("tp with an embedding norm or projection")
     if degrees.sequence_parallel and (spec.position == "learned" or spec.parallel_block):
         faults.append("sequence parallelism with learned positions or parallel blocks")
+    if compiled and degrees.tp > 1:
+        faults.append("compile with tp")  # redistribution loses its DTensors there (torch 2.13)
     if degrees.pp > 1 and degrees.schedule not in ("gpipe", "1f1b", "interleaved"):
         faults.append(f"schedule {degrees.schedule}")
     if degrees.pp > 1 and degrees.sharding == Sharding.ZERO1:
@@ -219,7 +221,7 @@ class NativeTrainer:
         self, model: Transformer, degrees: Degrees, options: Options, device: torch.device
     ) -> None:
         """Takes over the model's parts. Raises UserError for what can't be combined."""
-        check_native(model.spec, degrees)
+        check_native(model.spec, degrees, compiled=options.compile is not None)
         self.degrees, self.options, self.device = degrees, options, device
         shard = degrees.shard if degrees.sharding >= Sharding.ZERO2 else 1
         shape = (degrees.pp, degrees.dp // shard, shard, degrees.tp)
@@ -246,6 +248,9 @@ class NativeTrainer:
             chunk.to(self.dtypes.master)
             if degrees.tp > 1:
                 _tensor_parallel(chunk, model.spec, degrees, self.mesh["tp"])
+            if o.compile is not None:
+                for layer in chunk.layers.values():
+                    layer.compile(backend=o.compile)
             if degrees.fsdp:
                 mesh = self.mesh["replicate", "shard"]
                 hybrid = degrees.dp > degrees.shard or degrees.sharding < Sharding.ZERO2

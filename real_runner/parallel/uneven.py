@@ -34,6 +34,7 @@ class Options:
     ``recompute_layers`` is how many layers (the first ones) keep only their input for the backward
     pass, None all of them. ``offload`` keeps layer inputs in host memory and needs all layers
     recomputed. ``prefetch`` units are gathered ahead. ``clip`` is the largest global gradient norm.
+    ``compile`` names torch.compile's backend for the layers (``inductor``), None runs them eagerly.
     """
 
     precision: str = "bf16"
@@ -47,6 +48,7 @@ class Options:
     clip: float | None = 1.0
     seed: int = 0
     slowdown: float = 1.0
+    compile: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,9 @@ class UnevenTrainer:
             unit.initialise(
                 seed=options.seed, std=model.details.initial_std, layers=model.spec.layers
             )
+        if options.compile is not None:
+            for unit in self.units[1:-1]:
+                unit.module.compile(backend=options.compile)
         self.loss_scale = LossScale(options.precision == "fp16")
         self.optimizer = self._build_optimizer()
         self.steps = 0

@@ -48,14 +48,16 @@ PLANS: dict[str, tuple[str, Degrees]] = {
     ),
     "tp pp": ("even llama", replace(FOUR, tp=2, pp=2, chunk_layers=TWO, sequence_parallel=True)),
 }
-SPECS["even llama"] = replace(SPECS["llama"], vocab=64)
-SPECS["deep llama"] = replace(SPECS["llama"], layers=5)
 OPTIONS = Options(precision="fp64", learning_rate=1e-2, clip=0.5, recompute_layers=1)
 
 
 def world_of(name: str) -> int:
     degrees = PLANS[name][1]
     return degrees.dp * degrees.tp * degrees.pp
+
+
+#: Plans whose layers are compiled too.
+COMPILED = ("fsdp",)
 
 
 def run_plans(context: RankContext, names: list[str]) -> dict[str, dict[str, float]]:
@@ -65,8 +67,9 @@ def run_plans(context: RankContext, names: list[str]) -> dict[str, dict[str, flo
         context.progress(name)
         spec, degrees = PLANS[name]
         sizes = (degrees.micro_batch,) * degrees.micro_batches
-        case = Case(spec, (), (sizes,) * degrees.dp, OPTIONS)
-        trainer = NativeTrainer(Transformer(SPECS[spec]), degrees, OPTIONS, context.device)
+        options = replace(OPTIONS, compile="aot_eager" if name in COMPILED else None)
+        case = Case(spec, (), (sizes,) * degrees.dp, options)
+        trainer = NativeTrainer(Transformer(SPECS[spec]), degrees, options, context.device)
         replica = trainer.mesh.get_local_rank("replicate") * trainer.mesh.size(2)
         replica += trainer.mesh.get_local_rank("shard")
         steps = [trainer.step(samples(case, step, LENGTH)[replica]) for step in range(STEPS)]

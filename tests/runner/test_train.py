@@ -127,8 +127,8 @@ def test_a_slowed_rank_takes_longer_steps() -> None:
 
 def test_what_cannot_be_run_is_named() -> None:
     layout = layout_of(MIXED, global_batch=5)
-    layout = replace(layout, plan=replace(layout.plan, optimizer="lion", compile=True))
-    with pytest.raises(UserError, match="optimizer lion, compile"):
+    layout = replace(layout, plan=replace(layout.plan, optimizer="lion", precision="fp8"))
+    with pytest.raises(UserError, match="precision fp8, optimizer lion"):
         run_plan(layout, RunSettings())
 
 

@@ -26,6 +26,9 @@ SPECS = {
     "moe": ModelSpec("moe", 2, 32, 48, 4, 4, 8, 61, moe=MoeSpec(4, 2, 24, dense_layers=1)),
     "embedding norm": ModelSpec("norm", 2, 32, 48, 4, 2, 8, 61, embedding_norm=True),
 }  # fmt: skip
+RANDOM_SPECS = tuple(SPECS)
+SPECS["even llama"] = replace(SPECS["llama"], vocab=64)
+SPECS["deep llama"] = replace(SPECS["llama"], layers=5)
 STEPS = 3
 
 
@@ -61,7 +64,7 @@ def random_case(world: int, seed: int, precision: str = "fp64") -> Case:
         clip=rng.choice((None, 0.5, 100.0)),
         seed=seed,
     )
-    return Case(rng.choice(list(SPECS)), shares, tuple(batches), options)
+    return Case(rng.choice(RANDOM_SPECS), shares, tuple(batches), options)
 
 
 def samples(case: Case, step: int, length: int = 12) -> list[list[tuple[Tensor, Tensor]]]:
