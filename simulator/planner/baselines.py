@@ -35,7 +35,7 @@ class Baseline:
 def even_split(job: Job, base: Plan) -> Baseline:
     """Every rank runs the same batch (one sequence more for some where it doesn't divide)."""
     pools = pools_of(job.cluster, base.tp * base.cp)
-    return _fixed_batches(job, base, pools, np.ones(len(pools)))
+    return _fixed_batches("even split", job, base, pools, np.ones(len(pools)))
 
 
 def proportional_to_speed(job: Job, base: Plan) -> Baseline:
@@ -48,7 +48,7 @@ def proportional_to_speed(job: Job, base: Plan) -> Baseline:
         1.0 / float((t.repeat @ (t.forward_s + t.backward_s) / t.sizes).min())
         for t in (tables[pool] for pool in pools)
     ]
-    return _fixed_batches(job, base, pools, np.array(speeds))
+    return _fixed_batches("batches by speed", job, base, pools, np.array(speeds))
 
 
 def lp_without_accumulation(job: Job, base: Plan) -> Baseline:
@@ -61,7 +61,7 @@ def lp_without_accumulation(job: Job, base: Plan) -> Baseline:
 
 
 def _fixed_batches(
-    job: Job, base: Plan, pools: tuple[Pool, ...], weights: FloatArray
+    kind: str, job: Job, base: Plan, pools: tuple[Pool, ...], weights: FloatArray
 ) -> Baseline:
     """The fastest way to run given shares of the batch with even state; else the smallest one."""
     rows = share_batch(job.workload.global_batch, [p.replicas for p in pools], weights)
@@ -73,7 +73,7 @@ def _fixed_batches(
         layout = build_layout(job.model, job.workload, job.cluster, plan, job.stack)
         risk = layout_risk(layout)
         if float(risk.oom_risk.max()) <= job.risk:
-            laid = price_laid("", layout)
+            laid = price_laid(kind, layout)
             if best is None or laid.step_time_s < best.step_time_s:
                 best = laid
         need = max(
@@ -84,7 +84,7 @@ def _fixed_batches(
             emptiest = (float(need), plan)
     if best is not None:
         return Baseline(best, True)
-    closest = None if emptiest is None else price("", job, emptiest[1])
+    closest = None if emptiest is None else price(kind, job, emptiest[1])
     return Baseline(closest, False, "it does not fit, however activations are kept")
 
 

@@ -8,11 +8,12 @@ whose rank classes are the options, memory is :func:`simulator.cost.memory.rank_
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from statistics import NormalDist
 
 import numpy as np
 
 from hardware_db.schema import GpuSpec
-from simulator.analysis.risk import memory_risk, prior_spread
+from simulator.analysis.risk import MemoryRisk, memory_risk, prior_spread
 from simulator.cost.batch import RankBatch, batch_of
 from simulator.cost.collectives import slowest
 from simulator.cost.communication import uneven_factor
@@ -28,8 +29,8 @@ from simulator.spec.plan import Assignment, Plan
 from simulator.spec.stack import Stack
 from simulator.spec.workload import Workload
 
-#: Halvings of [0, 1] when a rank's largest share is looked for: shares are exact to 1e-8.
-_SHARE_STEPS = 27
+#: Steps of the root search for a rank's largest share.
+_SHARE_STEPS = 9
 
 
 @dataclass(frozen=True)
@@ -218,9 +219,9 @@ class MemoryTable:
         self._job, self._plan = job, plan
         self._usable = float(pool.gpu.usable_memory_bytes)
         self._spread = prior_spread(job.stack.name)
+        self._z = NormalDist().inv_cdf(1.0 - min(max(job.risk, 1e-9), 1.0 - 1e-9))
 
-    def risk(self, sizes: IntArray, counts: IntArray, shares: FloatArray) -> FloatArray:
-        """OOM risk of ranks with these micro-batches, counts and shares (equal lengths)."""
+    def _memory(self, sizes: IntArray, counts: IntArray, shares: FloatArray) -> MemoryRisk:
         batch = replace(
             self._batch,
             micro_batch=np.asarray(sizes, float),
@@ -232,19 +233,37 @@ class MemoryTable:
             job.model, job.stack, job.stack.recipe(plan.precision), plan.optimizer, batch,
             self._options,
         )  # fmt: skip
-        return memory_risk(memory, self._usable, self._spread).oom_risk
+        return memory_risk(memory, self._usable, self._spread)
+
+    def risk(self, sizes: IntArray, counts: IntArray, shares: FloatArray) -> FloatArray:
+        """OOM risk of ranks with these micro-batches, counts and shares (equal lengths)."""
+        return self._memory(sizes, counts, shares).oom_risk
 
     def caps(self, sizes: IntArray, counts: IntArray) -> FloatArray:
-        """Largest share for each option, -1 where not even an empty share fits."""
-        accepted = self._job.risk
-        low = np.zeros(len(sizes))
-        if len(sizes) == 0:
-            return low
-        fits = self.risk(sizes, counts, low) <= accepted
-        high = np.ones(len(sizes))
-        all_of_it = self.risk(sizes, counts, high) <= accepted
+        """Largest share for each option, -1 where not even an empty share fits.
+
+        Regula falsi (Illinois) on the memory needed at the accepted risk, which is almost linear in
+        the share; what it ends with fits.
+        """
+        n = len(sizes)
+        if n == 0:
+            return np.zeros(0)
+        low, high = np.zeros(n), np.ones(n)
+        below, above = (self._excess(sizes, counts, s) for s in (low, high))
+        fits, all_of_it = below <= 0.0, above <= 0.0
         for _ in range(_SHARE_STEPS):
-            middle = 0.5 * (low + high)
-            ok = self.risk(sizes, counts, middle) <= accepted
+            with np.errstate(divide="ignore", invalid="ignore"):
+                guess = low - below * (high - low) / (above - below)
+            middle = np.where((guess > low) & (guess < high), guess, 0.5 * (low + high))
+            found = self._excess(sizes, counts, middle)
+            ok = found <= 0.0
+            # The end that stays loses weight, so that the other one moves too.
+            above = np.where(ok, 0.5 * above, found)
+            below = np.where(ok, found, 0.5 * below)
             low, high = np.where(ok, middle, low), np.where(ok, high, middle)
         return np.where(fits, np.where(all_of_it, 1.0, low), -1.0)
+
+    def _excess(self, sizes: IntArray, counts: IntArray, shares: FloatArray) -> FloatArray:
+        """Memory needed at the accepted risk over what is usable, less one."""
+        risk = self._memory(sizes, counts, shares)
+        return np.asarray(risk.p50_bytes * np.exp(self._z * risk.sigma) / self._usable - 1.0)

@@ -90,6 +90,8 @@ def recommend(scenario: Scenario, request: Request = Request()) -> Recommendatio
     alone = {gpu: _first(_alone(job, base, gpu, request)) for gpu in scenario.cluster.counts()}
     found = _candidates(job, base, request)
     found += [c for c in alone.values() if c is not None]
+    baselines = _baselines(job, base)
+    found += [b.plan for b in baselines.values() if b.plan is not None and b.fits]
     ranked = sorted(
         (_rank_key(c, request, rents) for c in _allowed(found, request)), key=lambda r: r[0]
     )
@@ -98,7 +100,6 @@ def recommend(scenario: Scenario, request: Request = Request()) -> Recommendatio
         Ranked(c, measures(c, rents), "" if i == 0 else why_slower(best[0], c))
         for i, c in enumerate(best[: request.top])
     )
-    baselines = _baselines(job, base)
     front = _front([Ranked(c, measures(c, rents), "") for c in best])
     sentences = verdict_sentences(scenario, [p.candidate for p in plans], baselines, alone)
     change = "" if plans else smallest_change(job, base)
@@ -150,7 +151,7 @@ def _candidates(job: Job, base: Plan, request: Request) -> list[Candidate]:
     """Plans over several GPU types, and GPUMix's splits."""
     found: list[Candidate] = []
     fixed = request.fixed
-    top = max(request.top, 2)
+    top = max(2, (request.top + 1) // 2)
     if job.stack.uneven_batches and int(fixed.get("pp", 1)) == 1:
         for style in STYLES:
             for tp in _degrees(job, style, fixed):
