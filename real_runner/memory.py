@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -27,6 +26,10 @@ class MemoryMeter(TorchDispatchMode):
 
     def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        # Imported here: it takes longer than the rest of a rank's start.
+        from torch.distributed.tensor import DTensor
+
+        self._outer = DTensor
         self.device, self.limit_bytes = device, limit_bytes
         self.live_bytes = 0
         self.peak_bytes = 0
@@ -35,7 +38,7 @@ class MemoryMeter(TorchDispatchMode):
         self._exempt = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(t, DTensor) for t in types):
+        if any(issubclass(t, self._outer) for t in types):
             return NotImplemented  # it comes back with the plain tensors inside
         result = func(*args, **(kwargs or {}))
         if not self._exempt:
