@@ -10,7 +10,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP_QUIET := --disable-pip-version-check -q
 DEMO_OUT ?= out/demo
 
-.PHONY: test demo lint types bench-smoke browser install clean
+.PHONY: test demo lint types bench-smoke accuracy browser install clean
 
 install: $(STAMP)
 
@@ -42,6 +42,11 @@ types: $(STAMP)
 
 bench-smoke: $(STAMP)
 	$(BIN)/python -m benchmarks smoke
+
+# The errors on public measured runs; DATA is a folder of their tables (docs/accuracy.md says which).
+accuracy: $(STAMP)
+	@test -d "$(DATA)/runs" || { echo "say where the measured tables are: make accuracy DATA=DIR"; exit 2; }
+	$(BIN)/python -m benchmarks.accuracy --data "$(DATA)" --folds --doc docs/accuracy.md
 
 # A browser for the tests that open the report; they are skipped where there is none.
 browser:

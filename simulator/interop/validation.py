@@ -129,25 +129,25 @@ def predict_run(case: RunCase) -> RunPrediction:
     if case.layout is None:
         return RunPrediction(case, case.reason)
     try:
-        tried = [
-            (_evaluate(layout, case.last_fraction), layout)
-            for layout in case.candidates or (case.layout,)
-        ]
-        return _predicted(case, *_chosen(tried))
+        tried = [(_evaluate(layout, case.last_fraction), layout) for layout in _fitting(case)]
+        return _predicted(case, *min(tried, key=_seconds_per_token))
     except UserError as error:
         return RunPrediction(case, "; ".join(p.message for p in error.problems))
 
 
-def _chosen(tried: Sequence[tuple[Evaluation, Layout]]) -> tuple[Evaluation, Layout]:
-    if len(tried) == 1:
-        return tried[0]
+def _fitting(case: RunCase) -> Sequence[Layout]:
+    """The layouts that a row may stand for: its candidates that fit, or the smallest of them."""
+    assert case.layout is not None
+    if len(case.candidates) < 2:
+        return (case.layout,)
+    risks = [float(layout_risk(layout).oom_risk.max()) for layout in case.candidates]
+    fits = [layout for layout, r in zip(case.candidates, risks, strict=True) if r <= 0.5]
+    return fits or (case.candidates[int(np.argmin(risks))],)
 
-    def key(pair: tuple[Evaluation, Layout]) -> tuple[bool, float]:
-        evaluation, layout = pair
-        is_too_big = float(layout_risk(layout).oom_risk.max()) > 0.5
-        return is_too_big, evaluation.step_time_s / layout.workload.tokens_per_step
 
-    return min(tried, key=key)
+def _seconds_per_token(pair: tuple[Evaluation, Layout]) -> float:
+    evaluation, layout = pair
+    return evaluation.step_time_s / layout.workload.tokens_per_step
 
 
 def _evaluate(layout: Layout, last_fraction: float) -> Evaluation:
@@ -203,7 +203,7 @@ def measured_step_time_s(case: RunCase, layout: Layout, tokens: float) -> float 
     """The row's step time, from whichever of its columns has it.
 
     TFLOP/s and MFU count 6 FLOPs per parameter and the whole score matrix per token unless the
-    notes say that recomputation was counted (then a third more).
+    notes say that recomputation was counted (then a third more for the layers).
     """
     row = case.row
     step = row.number("step_time_s")
@@ -221,5 +221,7 @@ def measured_step_time_s(case: RunCase, layout: Layout, tokens: float) -> float 
         flops = mfu * layout.classes[0].gpu.peak(dtype) / 1e12
     per_token = float(model_flops_per_token(layout.model, layout.workload.sequence_length))
     if "full recomputation" in row.text("notes").lower():
-        per_token *= 4.0 / 3.0
+        # Layers run forward once more, the head does not (arXiv 2104.04473 equation 3).
+        head = 6.0 * layout.model.hidden * layout.model.vocab
+        per_token = head + (per_token - head) * 4.0 / 3.0
     return per_token * tokens / (flops * 1e12 * layout.n_gpus)
