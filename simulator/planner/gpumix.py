@@ -64,6 +64,10 @@ KEEPING: tuple[tuple[Recompute, Offload], ...] = (
 #: Choices of GPUs that are tried at most (all of them where there are fewer).
 MAX_CHOICES = 64
 
+#: Micro-batches of the same sequences are tried up to this factor of the objective, so many.
+_NEARLY = 1.04
+_MOST_OTHERS = 4
+
 _SIZES = np.concatenate([np.arange(1, 33), np.arange(34, 65, 2), np.arange(72, 513, 8)])
 
 #: Memory is planned to this part of the accepted risk, so that rounding never exceeds it.
@@ -206,7 +210,7 @@ def plan_gpumix(
             continue
         bound = min(bound, tight)
         problem = split_problem(prices, case, options)
-        split = solve_split(problem, better_than_s=limit)
+        split = solve_split(problem)
         if split is not None:
             found.append(_candidate(prices, case, problem, split, options, kind))
             found.sort(key=lambda c: c.step_time_s)
@@ -360,7 +364,7 @@ def option_times(
 
     Layered: sum over units of max(gather, count x forward) and max(gather + reduce, count x
     backward). One micro-batch after the other: count times the same with count 1. Parameters whole:
-    computation and one reduction.
+    computation (the one reduction is the same for all).
     """
     column = np.searchsorted(table.sizes, sizes)
     layered = plan.schedule == "layered"
@@ -369,13 +373,17 @@ def option_times(
     backward = inner * table.backward_s[:, column]
     rest = table.optimizer_s + table.step_overhead_s
     if plan.sharding != Sharding.ZERO3:
-        busy = table.repeat @ (forward + backward) * outer + float(network.reduce_s.sum()) + rest
+        busy = table.repeat @ (forward + backward) * outer + rest
         return np.repeat(busy[None, :], len(factors), axis=0)
     scale = factors[:, None, None]
     ahead = scale * network.gather_forward_s[None, :, None]
     behind = scale * (network.gather_backward_s + network.reduce_s)[None, :, None]
     per_unit = np.maximum(ahead, forward[None]) + np.maximum(behind, backward[None])
     return np.asarray(np.tensordot(per_unit, table.repeat, axes=([1], [0])) * outer + rest)
+
+
+#: A GPU's sequences, in (pool, size, count, replicas, cap) of each group of equal ranks.
+Rows = list[tuple[Pool, int, int, int, float]]
 
 
 def _candidate(
@@ -386,15 +394,41 @@ def _candidate(
     options: Options,
     kind: str,
 ) -> Candidate:
-    """Lay and price a split, with shares as even as the memory allows."""
-    rows = []
-    for pool, table, (sizes, counts), choice in zip(
-        case.pools, problem.kinds, options, split.choices, strict=True
-    ):
+    """Lay and price a split, with shares as even as the memory allows.
+
+    The price sees what the objective leaves out (what a reduction hides behind, waiting at each
+    unit), so for each group of ranks other micro-batches of the same sequences that are nearly as
+    fast are tried.
+    """
+    rows: Rows = []
+    others: list[list[int]] = []
+    for i, choice in enumerate(split.choices):
+        table, (sizes, counts) = problem.kinds[i], options[i]
+        time = table.time_s[split.ceiling]
         for option, n in choice:
-            rows.append(
-                (pool, int(sizes[option]), int(counts[option]), n, float(table.cap[option]))
+            size, count = int(sizes[option]), int(counts[option])
+            rows.append((case.pools[i], size, count, n, float(table.cap[option])))
+            near = np.flatnonzero(
+                (table.batch == table.batch[option])
+                & (time <= time[option] * _NEARLY)
+                & (table.cap >= min(table.cap[option], problem.ceilings[split.ceiling]))
             )
+            others.append([int(o) for o in near if o != option][-_MOST_OTHERS:])
+    best = _laid(prices, case, rows, kind)
+    for r, alternatives in enumerate(others):
+        i = case.pools.index(rows[r][0])
+        for option in alternatives:
+            pool, _, _, n, _ = rows[r]
+            changed = [*rows]
+            changed[r] = (pool, int(options[i][0][option]), int(options[i][1][option]), n,
+                          float(problem.kinds[i].cap[option]))  # fmt: skip
+            found = _laid(prices, case, changed, kind)
+            if found.step_time_s < best.step_time_s and found.oom_risk <= prices.job.risk:
+                best, rows = found, changed
+    return best
+
+
+def _laid(prices: _Prices, case: _Case, rows: Rows, kind: str) -> Candidate:
     shares = fill_shares([r[4] for r in rows], [r[3] * case.plan.cp for r in rows])
     if shares is None:
         raise UserError("the split's ranks can't hold the training state")
