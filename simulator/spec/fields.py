@@ -60,7 +60,8 @@ def simplified(name: str) -> str:
     return re.sub(r"[\s_-]+", "", name.lower())
 
 
-def _whole(value: Any, low: int = 0, high: int = MAX_WHOLE) -> int:
+def whole(value: Any, low: int = 0, high: int = MAX_WHOLE) -> int:
+    """A whole number within bounds; ``8.0`` counts as one. Raises the refusal that says why."""
     wanted = "a whole number" + (f" from {low:,}" if low else "") + f" to {high:,}"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         hint = "remove the quotes" if isinstance(value, str) and value.strip().isdigit() else ""
@@ -162,37 +163,37 @@ def _free_mapping(value: Any) -> dict[str, Any]:
 
 Whole = Annotated[
     int,
-    PlainValidator(_whole),
+    PlainValidator(whole),
     WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_WHOLE}),
 ]
 Count = Annotated[
     int,
-    PlainValidator(partial(_whole, low=1)),
+    PlainValidator(partial(whole, low=1)),
     WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MAX_WHOLE}),
 ]
 Width = Annotated[
     int,
-    PlainValidator(partial(_whole, low=1, high=MAX_WIDTH)),
+    PlainValidator(partial(whole, low=1, high=MAX_WIDTH)),
     WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MAX_WIDTH}),
 ]
 Bytes = Annotated[
     int,
-    PlainValidator(partial(_whole, high=MAX_BYTES)),
+    PlainValidator(partial(whole, high=MAX_BYTES)),
     WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_BYTES}),
 ]
 SmallCount = Annotated[
     int,
-    PlainValidator(partial(_whole, low=1, high=1024)),
+    PlainValidator(partial(whole, low=1, high=1024)),
     WithJsonSchema({"type": "integer", "minimum": 1, "maximum": 1024}),
 ]
 SmallWhole = Annotated[
     int,
-    PlainValidator(partial(_whole, high=1024)),
+    PlainValidator(partial(whole, high=1024)),
     WithJsonSchema({"type": "integer", "minimum": 0, "maximum": 1024}),
 ]
 NodeCount = Annotated[
     int,
-    PlainValidator(partial(_whole, low=1, high=10_000_000)),
+    PlainValidator(partial(whole, low=1, high=10_000_000)),
     WithJsonSchema({"type": "integer", "minimum": 1, "maximum": 10_000_000}),
 ]
 Number = Annotated[

@@ -19,13 +19,11 @@ from simulator.spec.fields import (
     Bytes,
     Count,
     Flag,
-    FreeMapping,
     InputModel,
     Name,
     NodeCount,
     Number,
     PositiveNumber,
-    Share,
     SmallCount,
     SmallWhole,
     Text,
@@ -52,7 +50,8 @@ _NESTED: dict[type, type[InputModel]] = {}
 NAME_TAG, FIELDS_TAG = "<name>", "<fields>"
 
 
-def _name_or_fields(value: Any) -> str:
+def name_or_fields(value: Any) -> str:
+    """Tag of a field that takes a name or a mapping."""
     return FIELDS_TAG if isinstance(value, Mapping) else NAME_TAG
 
 
@@ -215,7 +214,7 @@ class ClusterInput(InputModel):
     fabric: (
         Annotated[
             Annotated[Name, Tag(NAME_TAG)] | Annotated[FabricInput, Tag(FIELDS_TAG)],  # type: ignore[valid-type]
-            Discriminator(_name_or_fields),
+            Discriminator(name_or_fields),
         ]
         | None
     ) = None
@@ -271,35 +270,3 @@ class PlanInput(InputModel):
     offload: Annotated[str, *_OFFLOAD] = "none"
     stage_layers: Annotated[list[Count], Field(min_length=1, max_length=10_000)] | None = None
     assignment: Annotated[list[AssignmentInput], Field(max_length=10_000)] = Field([])
-
-
-class SectionsInput(InputModel):
-    """The top-level fields that need nothing looked up."""
-
-    title: Text | None = None
-    purchase: FreeMapping | None = None
-    economics: FreeMapping | None = None
-    risk: Share = 0.05
-    outputs: FreeMapping = Field({})
-
-
-class ScenarioInput(SectionsInput):
-    """A GPUMix scenario: a model, a workload, a cluster and, if given, a plan for it."""
-
-    model: Annotated[
-        Annotated[Text, Tag(NAME_TAG)] | Annotated[ModelInput, Tag(FIELDS_TAG)],  # type: ignore[valid-type]
-        Discriminator(_name_or_fields),
-    ]
-    workload: WorkloadInput
-    cluster: ClusterInput
-    stack: Name | None = None
-    plan: PlanInput | None = None
-    sweep: Annotated[
-        dict[str, Any],
-        WithJsonSchema(
-            {
-                "type": "object",
-                "additionalProperties": {"type": "array", "minItems": 1, "maxItems": 10_000},
-            }
-        ),
-    ] = Field({})

@@ -17,13 +17,7 @@ from typing import Any
 from simulator.spec.checks import CHECKS
 from simulator.spec.cluster import Cluster
 from simulator.spec.fields import shown
-from simulator.spec.inputs import (
-    GroupInput,
-    PlanInput,
-    ScenarioInput,
-    SectionsInput,
-    WorkloadInput,
-)
+from simulator.spec.inputs import GroupInput, PlanInput, WorkloadInput
 from simulator.spec.library import find_scenario
 from simulator.spec.model import ModelSpec
 from simulator.spec.plan import Plan
@@ -31,6 +25,8 @@ from simulator.spec.problems import Collector
 from simulator.spec.resolve import resolve_model, resolve_stack
 from simulator.spec.resolve_cluster import resolve_cluster
 from simulator.spec.resolve_plan import Case, default_stack, resolve_plan
+from simulator.spec.resolve_purchase import check_purchase
+from simulator.spec.sections import ScenarioInput, SectionsInput
 from simulator.spec.stack import Stack
 from simulator.spec.workload import Workload
 from simulator.spec.yaml_source import SourceText, load_source
@@ -44,9 +40,10 @@ class Scenario:
     """What is asked.
 
     ``plan`` is None where it is to be searched. ``sweep`` maps a dotted axis (``plan.tp``) to its
-    values. ``purchase``, ``economics`` and ``outputs`` are plain data, checked where they are
-    used. ``risk`` is the accepted probability of running out of memory. ``given`` is the input as
-    it was written; ``defaults`` has a line for each value that was filled in.
+    values. ``purchase`` and ``economics`` are plain data that has been checked
+    (:func:`~simulator.spec.resolve_purchase.resolve_purchase` reads them), ``outputs`` is checked
+    where it is used. ``risk`` is the accepted probability of running out of memory. ``given`` is
+    the input as it was written; ``defaults`` has a line for each value that was filled in.
     """
 
     title: str
@@ -129,6 +126,8 @@ def scenario_from_source(text: SourceText, folder: Path) -> Scenario:
         case = Case(model, workload, cluster, stack)
         plan = _plan(entry, case, report) if entry is not None else None
     sweep = _sweep(data.get("sweep"), report)
+    if sections is not None:
+        check_purchase(sections.purchase, sections.economics, data, report)
     report.raise_if_any()
     assert model and workload and cluster and stack and sections
     if "risk" not in data:
@@ -141,8 +140,8 @@ def scenario_from_source(text: SourceText, folder: Path) -> Scenario:
         stack=stack,
         plan=plan,
         sweep=sweep,
-        purchase=sections.purchase,
-        economics=sections.economics,
+        purchase=data.get("purchase"),
+        economics=data.get("economics"),
         risk=sections.risk,
         outputs=sections.outputs,
         source=text.source,

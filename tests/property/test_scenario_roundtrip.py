@@ -72,7 +72,7 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
         "plan": plan,
         "sweep": {"plan.micro_batch": [1, 2]},
         "risk": draw(st.floats(0, 1)),
-        "economics": draw(st.dictionaries(st.text("abc", min_size=1), st.floats(-1e9, 1e9))),
+        "economics": {"currency": "USD", "pue": draw(st.floats(1, 4)), "prices": {"h100": 3e4}},
     }
 
 

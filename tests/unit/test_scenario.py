@@ -303,6 +303,9 @@ def test_schema_accepts_what_ships(name: str) -> None:
         {"sweep": {"plan.tp": 2}},
         {"risk": 1.5},
         {"economics": 3},
+        {"economics": {"pue": [1.5, 1.2, 1.1, 1.0]}},
+        {"economics": {"prices": {"dgx-h100": -1}}},
+        {"purchase": {"horizon_years": 0, "candidates": []}},
         {"title": ""},
     ],
 )
@@ -320,7 +323,12 @@ def test_schema_and_loader_reject_the_same(changes: dict[str, Any]) -> None:
         {"workload": {"sequence_length": 8192.0, "global_batch": 64, "tokens": 1e12}},
         {"plan": {"sharding": "fsdp", "recompute": {"full": 2}, "compile": "no"}},
         {"sweep": {"plan.tp": [1, 2], "cluster.groups[0].count": [2, 4]}},
-        {"economics": {"anything": {"goes": [1]}}, "purchase": {}, "outputs": {}, "risk": 0},
+        {
+            "purchase": {"horizon_years": 3, "candidates": [{"name": "a", "buy": [{"gpu": "l4"}]}]},
+            "economics": {"currency": "USD", "pue": [1.1, 1.2, 1.5], "prices": {"l4": 2500}},
+            "workload": {"sequence_length": 8192, "global_batch": 64, "tokens": 1e12},
+        },
+        {"outputs": {}, "risk": 0},
     ],
 )
 def test_schema_and_loader_accept_the_same(changes: dict[str, Any]) -> None:

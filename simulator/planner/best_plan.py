@@ -1,0 +1,159 @@
+"""The best plan for a cluster, as a purchase needs it: quickly, for any mix of GPUs.
+
+Equal GPUs: hill climbing over degrees, micro-batch, recomputation and sharding, and GPUMix's shares
+where batches don't divide. Unequal ones: GPUMix's shares, pipelines with a GPU type for each stage,
+and every GPU type alone: a slow type can hold the others up so much that it is better left idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from simulator.analysis.predict import evaluate, layout_risk, predict
+from simulator.analysis.prediction import Prediction
+from simulator.cost.pricing import price_layout
+from simulator.errors import UserError
+from simulator.planner.candidate import Candidate
+from simulator.planner.gpumix import LAYERED, Limits, plan_gpumix
+from simulator.planner.mixed_pipeline import plan_mixed_pipelines
+from simulator.planner.rank_tables import Job
+from simulator.planner.recommend import base_plan
+from simulator.spec.cluster import Cluster
+from simulator.spec.layout import Layout, build_layout
+from simulator.spec.scenario import Scenario, plan_from_mapping
+from simulator.spec.stack import load_stack
+
+_AXES: dict[str, tuple[Any, ...]] = {
+    "tp": (1, 2, 4, 8),
+    "pp": (1, 2, 4, 8, 16),
+    "vpp": (1, 2, 4),
+    "micro_batch": (1, 2, 4, 8),
+    "recompute": ("none", "selective", "full"),
+    "sharding": ("zero1", "zero3"),
+}
+_STARTS: tuple[dict[str, Any], ...] = (
+    {"tp": 1, "pp": 1, "vpp": 1, "micro_batch": 1, "recompute": "full", "sharding": "zero3"},
+    {"tp": 8, "pp": 1, "vpp": 1, "micro_batch": 1, "recompute": "selective", "sharding": "zero1"},
+    {"tp": 8, "pp": 8, "vpp": 1, "micro_batch": 1, "recompute": "full", "sharding": "zero1"},
+)
+
+#: Fits, then tokens per second; without fitting, the emptiest first.
+Score = tuple[bool, float]
+_NOTHING: Score = (False, -1e300)
+#: A scored plan as the scenario that it completes; None where no plan can be laid.
+Found = tuple[Score, Scenario] | None
+
+
+def best_plan(scenario: Scenario, memory: dict[str, Found] | None = None) -> Prediction:
+    """The fastest plan that fits, or, where none does, the one that is least too large.
+
+    A scenario with a plan keeps it. ``memory`` keeps what was found for parts of clusters, for
+    other calls with the same model, workload and stack to use.
+
+    Raises:
+        UserError: no plan at all can be laid on the cluster.
+    """
+    if scenario.plan is not None:
+        return predict(scenario, with_suggestions=False)[0]
+    memory = {} if memory is None else memory
+    found: list[Found] = [_remembered(replace(scenario, cluster=part), memory)
+                          for part in _alone(scenario.cluster)]  # fmt: skip
+    fitting = any(f is not None and f[0][0] for f in found)
+    if scenario.cluster.is_mixed or scenario.stack.uneven_batches or not fitting:
+        found += _uneven(scenario)
+    best = max((f for f in found if f is not None), key=lambda f: f[0], default=None)
+    if best is None:
+        raise UserError(f"no plan for {scenario.model.name} can be laid on this cluster")
+    return predict(best[1], with_suggestions=False)[0]
+
+
+def _remembered(scenario: Scenario, memory: dict[str, Found]) -> Found:
+    cluster = scenario.cluster
+    groups = [(g.node.name, g.count, [gpu.name for gpu in g.gpus]) for g in cluster.groups]
+    fabric = cluster.fabric.name if cluster.fabric else ""
+    key = f"{scenario.model} {scenario.workload} {scenario.stack.name} {groups} {fabric}"
+    if key not in memory:
+        memory[key] = _climbed(scenario)
+    return memory[key]
+
+
+def _alone(cluster: Cluster) -> Iterator[Cluster]:
+    """The nodes of each GPU type as a cluster of their own."""
+    for gpu in cluster.gpu_types:
+        groups = tuple(g for g in cluster.groups if all(slot.name == gpu.name for slot in g.gpus))
+        if groups:
+            yield Cluster(groups, cluster.fabric)
+
+
+def _uneven(scenario: Scenario) -> list[Found]:
+    """GPUMix's shares of the batch and pipelines over several GPU types."""
+    stack = scenario.stack if scenario.stack.uneven_batches else load_stack("gpumix")
+    scenario = replace(scenario, stack=stack)
+    job = Job(scenario.model, scenario.workload, scenario.cluster, stack, scenario.risk)
+    base = base_plan(scenario, {})
+    candidates: list[Candidate] = plan_gpumix(job, base, Limits(), style=LAYERED, top=1)
+    if scenario.cluster.is_mixed:
+        candidates += plan_mixed_pipelines(job, base, top=1)
+    return [
+        (_quick(c.layout, scenario.risk), replace(scenario, plan=c.layout.plan))
+        for c in candidates
+    ]  # fmt: skip
+
+
+@dataclass
+class _Tries:
+    """Plans tried for one scenario, each priced once."""
+
+    scenario: Scenario
+    scores: dict[str, Score] = field(default_factory=dict)
+    best: Found = None
+
+    def score(self, plan: Mapping[str, Any]) -> Score:
+        """Price a plan, also remembering it where it is the best so far."""
+        key = str(plan)
+        if key not in self.scores:
+            self.scores[key] = self._price(plan)
+        return self.scores[key]
+
+    def _price(self, plan: Mapping[str, Any]) -> Score:
+        s = self.scenario
+        try:
+            made = plan_from_mapping(plan, s.model, s.workload, s.cluster, s.stack)
+            score = _quick(build_layout(s.model, s.workload, s.cluster, made, s.stack), s.risk)
+        except UserError:
+            return _NOTHING
+        if self.best is None or score > self.best[0]:
+            self.best = (score, replace(s, plan=made))
+        return score
+
+
+def _quick(layout: Layout, accepted: float) -> Score:
+    risk = layout_risk(layout)
+    if float(risk.oom_risk.max()) > accepted:
+        usable = np.array([c.gpu.usable_memory_bytes for c in layout.classes], float)
+        return False, -float((risk.p50_bytes / usable).max())
+    step = evaluate(layout, price_layout(layout), "closed form").step_time_s
+    return True, layout.workload.tokens_per_step / step
+
+
+def _climbed(scenario: Scenario) -> Found:
+    """Hill climbing from several starts: one axis at a time, until no axis helps."""
+    native = all(gpu.supports("bf16") for gpu in scenario.cluster.gpu_types)
+    tries = _Tries(scenario)
+    for start in _STARTS:
+        plan = {**start, "precision": "bf16" if native else "fp16"}
+        here = tries.score(plan)
+        moved = True
+        while moved:
+            moved = False
+            for axis, values in _AXES.items():
+                for value in values:
+                    trial = {**plan, axis: value}
+                    found = tries.score(trial)
+                    if found > here:
+                        plan, here, moved = trial, found, True
+    return tries.best
