@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -59,8 +60,12 @@ class RankBatch:
         """Tokens of one micro-batch on one rank where sequence parallelism splits them."""
         return self.tokens / np.where(self.sequence_parallel > 0, self.tp, 1.0)
 
+    @cached_property
+    def _rows(self) -> int:
+        return max(np.size(getattr(self, f.name)) for f in fields(self))
+
     def __len__(self) -> int:
-        return int(max(np.size(getattr(self, f.name)) for f in fields(self)))
+        return self._rows
 
     def take(self, rows: npt.NDArray[np.intp]) -> RankBatch:
         """The named rows; scalars stay scalars."""

@@ -10,6 +10,7 @@ stages it is exact. Memory is exact.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,10 @@ from simulator.cost.operators import LayerContext
 from simulator.cost.state import TrainingState, training_state
 from simulator.errors import UserError
 from simulator.planner.grid_time import StepTimes
-from simulator.planner.site import rank_batch, single_gpu
-from simulator.planner.space import PlanGrid
-from simulator.planner.stages import StageKinds, stage_kinds
-from simulator.planner.tables import Table
+from simulator.planner.site import group_batch, single_gpu
+from simulator.planner.space import PlanGrid, groups
+from simulator.planner.stages import Held, StageKinds, stage_kinds
+from simulator.planner.tables import Table, stacked
 from simulator.spec.plan import SCHEDULES, Plan
 from simulator.spec.resolve_plan import Case
 
@@ -70,9 +71,7 @@ class GridPricer:
         self.case, self.like = case, like
         self.gpu = single_gpu(case.cluster)
         self.recipe = case.stack.recipe(like.precision)
-        self._kinds: dict[tuple[int, int], int] = {}
-        self._kind_list: list[StageKinds] = []
-        self._state = Table(self._price_state)
+        self._states: dict[tuple[int, int, int], Table] = {}
         self._bytes = Table(self._price_bytes)
         self._times = StepTimes(case, like, self.gpu, self.recipe)
 
@@ -87,72 +86,63 @@ class GridPricer:
         that risk (its figures are then of that stage).
         """
         n = len(grid)
-        risk, needed, allocated = np.zeros(n), np.zeros(n), np.zeros(n)
-        kind = self._kind_of(grid)
-        depth = np.array([len(k.fullest) for k in self._kind_list] or [0])[kind]
-        for slot in range(int(depth.max(initial=0))):
-            wanted = depth > slot
-            if stop_at_risk is not None:
-                wanted &= risk <= stop_at_risk
-            rows = np.flatnonzero(wanted)
-            if not len(rows):
-                continue
-            everything = len(rows) == n
-            part, kinds = (grid, kind) if everything else (grid.take(rows), kind[rows])
-            for name in np.unique(part.schedule):
-                mask = part.schedule == name
-                whole = bool(mask.all())
-                some = part if whole else part.take(mask)
-                found = self._slot(some, kinds if whole else kinds[mask], slot, SCHEDULES[name])
-                at = rows if whole else rows[mask]
-                worse = (found[0] > risk[at]) | ((found[0] == risk[at]) & (found[1] > needed[at]))
-                risk[at] = np.where(worse, found[0], risk[at])
-                needed[at] = np.where(worse, found[1], needed[at])
-                allocated[at] = np.maximum(allocated[at], found[2])
-        return GridMemory(risk, needed, allocated)
+        found = GridMemory(np.zeros(n), np.zeros(n), np.zeros(n))
+        for group in groups(grid):
+            rows = np.arange(n) if group.rows is None else group.rows
+            part = group.of(grid)
+            kinds = self._kinds(group.pp, group.vpp)
+            for slot in range(len(kinds.fullest)):
+                if slot and stop_at_risk is not None:
+                    going = np.flatnonzero(found.oom_risk[rows] <= stop_at_risk)
+                    if len(going) < len(rows):
+                        rows, part = rows[going], part.take(going)
+                if not len(rows):
+                    break
+                self._raise(found, rows, self._slot(part, kinds, slot, group.schedule))
+        return found
 
-    def _kind_of(self, grid: PlanGrid) -> Ints:
-        """Index into the list of stage kinds of each plan."""
-        by_chunk = self.case.model.moe_layers > 0
-        vpp = grid.vpp if by_chunk else np.ones_like(grid.vpp)
-        code = grid.pp * (int(vpp.max(initial=1)) + 1) + vpp
-        values, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-        numbers = np.empty(len(values), np.int64)
-        for i, row in enumerate(first):
-            key = (int(grid.pp[row]), int(vpp[row]))
-            if key not in self._kinds:
-                self._kinds[key] = len(self._kind_list)
-                self._kind_list.append(stage_kinds(self.case.model, *key))
-            numbers[i] = self._kinds[key]
-        return numbers[inverse]
+    def _kinds(self, pp: int, vpp: int) -> StageKinds:
+        return stage_kinds(self.case.model, pp, vpp if self.case.model.moe_layers else 1)
 
-    def _slot(
-        self, grid: PlanGrid, kind: Ints, slot: int, schedule: str
-    ) -> tuple[Floats, Floats, Floats]:
-        """OOM risk, bytes needed and allocated peak of one stage of each plan."""
+    @staticmethod
+    def _raise(found: GridMemory, rows: npt.NDArray[np.intp], stage: GridMemory) -> None:
+        """Take over a stage's figures where it is at more risk than those before it."""
+        risk, needed = found.oom_risk[rows], found.needed_bytes[rows]
+        worse = (stage.oom_risk > risk) | ((stage.oom_risk == risk) & (stage.needed_bytes > needed))
+        found.oom_risk[rows] = np.where(worse, stage.oom_risk, risk)
+        found.needed_bytes[rows] = np.where(worse, stage.needed_bytes, needed)
+        found.peak_allocated_bytes[rows] = np.maximum(
+            found.peak_allocated_bytes[rows], stage.peak_allocated_bytes
+        )
+
+    def _slot(self, grid: PlanGrid, kinds: StageKinds, slot: int, schedule: int) -> GridMemory:
+        """One stage of each plan of a group."""
         case, like = self.case, self.like
-        state_rows = self._state.rows(
-            grid.tp, grid.cp, grid.dp, grid.ep, kind, grid.sharding, grid.shard_degree,
-            np.full_like(kind, slot),
-        )  # fmt: skip
+        key = (kinds.pp, kinds.vpp, slot)
+        if key not in self._states:
+            self._states[key] = Table(partial(self._price_state, kinds, slot))
+        table = self._states[key]
+        state_rows = table.rows(
+            grid.tp, grid.cp, grid.dp, grid.ep, grid.sharding, grid.shard_degree
+        )
         byte_rows = self._bytes.rows(
             grid.tp, grid.cp, grid.ep, grid.micro_batch, grid.sequence_parallel
         )
-        state = TrainingState(*(column[state_rows] for column in self._state.values))
+        stage, held = kinds.fullest[slot]
         memory = rank_memory(
             case.model,
             case.stack,
             self.recipe,
             like.optimizer,
-            self._batch(grid, kind, slot),
-            self._options(schedule),
-            state=state,
+            group_batch(case, grid, stage, held),
+            self._options(SCHEDULES[schedule]),
+            state=TrainingState(*(column[state_rows] for column in table.values)),
             one=self._unpacked(self._bytes.values, byte_rows),
         )
         found = memory_risk(
             memory, float(self.gpu.usable_memory_bytes), prior_spread(case.stack.name)
         )
-        return found.oom_risk, found.p50_bytes, memory.peak_allocated_bytes
+        return GridMemory(found.oom_risk, found.p50_bytes, memory.peak_allocated_bytes)
 
     def _options(self, schedule: str) -> MemoryOptions:
         like, stack = self.like, self.case.stack
@@ -164,39 +154,30 @@ class GridPricer:
             communicator_scale=COMMUNICATOR_SCALE.get(self.gpu.architecture, 1.0),
         )
 
-    def _batch(self, grid: PlanGrid, kind: Ints, slot: int) -> RankBatch:
-        """The ranks of one stage of each plan."""
-        held = [k.fullest[min(slot, len(k.fullest) - 1)] for k in self._kind_list]
-        stage = np.array([float(s) for s, _ in held])[kind]
-        dense = np.array([float(h.dense) for _, h in held])[kind]
-        moe = np.array([float(h.moe) for _, h in held])[kind]
-        return rank_batch(self.case, grid, stage, dense, moe)
-
-    def _price_state(self, *key: Ints) -> Floats:
-        tp, cp, dp, ep, kind, sharding, shard_degree, slot = key
+    def _price_state(self, kinds: StageKinds, slot: int, *key: Ints) -> Floats:
+        tp, cp, dp, ep, sharding, shard_degree = key
         one = np.ones_like(tp)
-        pp = np.array([k.pp for k in self._kind_list])[kind]
-        grid = PlanGrid(tp, pp, cp, dp, one, one, ep, one, 0 * one, 0 * one, sharding, shard_degree)
+        pp, no = kinds.pp * one, 0 * one
+        grid = PlanGrid(tp, pp, cp, dp, one, one, ep, one, no, no, sharding, shard_degree)
         case, like = self.case, self.like
-        batch = self._batch(grid, kind, int(slot[0]))
+        batch = group_batch(case, grid, *kinds.fullest[slot])
         state = training_state(
             case.model, case.stack, self.recipe, like.optimizer, batch, offload=like.offload
         )
-        return _stacked([getattr(state, name) for name in _STATE_FIELDS], len(tp))
+        return stacked([getattr(state, name) for name in _STATE_FIELDS], len(tp))
 
     def _price_bytes(self, *key: Ints) -> Floats:
         tp, cp, ep, micro_batch, split = key
-        one = np.ones_like(tp)
-        no = 0 * one
+        one, no = np.ones_like(tp), np.zeros_like(tp)
         grid = PlanGrid(tp, one, cp, one, one, one, ep, micro_batch, split, no, no, no)
         layers = float(self.case.model.layers)
-        batch = rank_batch(self.case, grid, 0.0 * one, layers * one, layers * one)
-        ctx = self._memory_context(batch)
+        ctx = self._memory_context(group_batch(self.case, grid, 0, Held(layers, layers)))
         found = micro_batch_bytes(ctx)
         columns: list[Any] = []
         for layer in (found.dense, found.moe):
-            columns += [0.0 if layer is None else getattr(layer, f) for f in _LAYER_FIELDS]
-        return _stacked([*columns, found.embedding, found.head, found.logits], len(tp))
+            if layer is not None:
+                columns += [getattr(layer, name) for name in _LAYER_FIELDS]
+        return stacked([*columns, found.embedding, found.head, found.logits], len(tp))
 
     def _memory_context(self, batch: RankBatch) -> LayerContext:
         options = self._options("1f1b")
@@ -208,14 +189,10 @@ class GridPricer:
     def _unpacked(self, values: Floats, rows: npt.NDArray[np.int32]) -> MicroBatchBytes:
         model, n = self.case.model, len(_LAYER_FIELDS)
         columns = [column[rows] for column in values]
-        return MicroBatchBytes(
-            dense=LayerBytes(*columns[:n]) if model.moe_layers < model.layers else None,
-            moe=LayerBytes(*columns[n : 2 * n]) if model.moe_layers else None,
-            embedding=columns[2 * n],
-            head=columns[2 * n + 1],
-            logits=columns[2 * n + 2],
-        )
-
-
-def _stacked(columns: list[Any], rows: int) -> Floats:
-    return np.stack([np.broadcast_to(np.asarray(c, float), (rows,)) for c in columns])
+        dense, moe = None, None
+        if model.moe_layers < model.layers:
+            dense, columns = LayerBytes(*columns[:n]), columns[n:]
+        if model.moe_layers:
+            moe, columns = LayerBytes(*columns[:n]), columns[n:]
+        embedding, head, logits = columns
+        return MicroBatchBytes(dense, moe, embedding, head, logits)

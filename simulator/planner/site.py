@@ -15,6 +15,7 @@ from simulator.cost.operators import LayerContext
 from simulator.cost.pricing import Site
 from simulator.errors import UserError
 from simulator.planner.space import PlanGrid
+from simulator.planner.stages import Held
 from simulator.spec.cluster import Cluster
 from simulator.spec.plan import Plan, Recompute
 from simulator.spec.resolve_plan import Case
@@ -56,27 +57,31 @@ def make_context(
     )
 
 
-def rank_batch(case: Case, grid: PlanGrid, stage: Floats, dense: Floats, moe: Floats) -> RankBatch:
-    """Ranks of one stage of each plan, for the cost functions."""
+def group_batch(case: Case, grid: PlanGrid, stage: int, held: Held) -> RankBatch:
+    """Ranks of one stage of each plan of a group (equal pp, vpp), for the cost functions."""
 
     def real(column: Ints) -> Floats:
         return column.astype(np.float64)
 
+    def same(value: float) -> Floats:
+        return np.asarray(float(value))
+
+    pp, vpp = int(grid.pp[0]), int(grid.vpp[0])
     tp, cp, dp = real(grid.tp), real(grid.cp), real(grid.dp)
     degree = np.where(grid.shard_degree > 0, grid.shard_degree, dp * cp)
     full = grid.recompute == Recompute.FULL
-    batch = case.workload.global_batch // np.maximum(grid.dp * grid.micro_batch, 1)
+    count = case.workload.global_batch // np.maximum(grid.dp * grid.micro_batch, 1)
     return RankBatch(
         micro_batch=real(grid.micro_batch),
-        micro_batches=real(np.maximum(batch, 1)),
-        sequence_length=np.asarray(float(case.workload.sequence_length)),
-        dense_layers=dense,
-        moe_layers=moe,
-        vpp=real(grid.vpp),
-        has_embedding=(stage == 0).astype(np.float64),
-        has_head=(stage == grid.pp - 1).astype(np.float64),
-        stage=stage,
-        pp=real(grid.pp),
+        micro_batches=real(np.maximum(count, 1)),
+        sequence_length=same(case.workload.sequence_length),
+        dense_layers=same(held.dense),
+        moe_layers=same(held.moe),
+        vpp=same(vpp),
+        has_embedding=same(stage == 0),
+        has_head=same(stage == pp - 1),
+        stage=same(stage),
+        pp=same(pp),
         tp=tp,
         cp=cp,
         dp=dp,
@@ -86,5 +91,5 @@ def rank_batch(case: Case, grid: PlanGrid, stage: Floats, dense: Floats, moe: Fl
         shard_degree=degree,
         state_share=1.0 / degree,
         recompute=real(grid.recompute),
-        recompute_layers=np.where(full, dense + moe, 0.0),
+        recompute_layers=np.where(full, held.dense + held.moe, 0.0),
     )

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,35 @@ class PlanGrid:
         )
 
 
+@dataclass(frozen=True)
+class Group:
+    """Rows that share the shape of their pipeline; ``rows`` None: all of them."""
+
+    rows: npt.NDArray[np.intp] | None
+    pp: int
+    vpp: int
+    schedule: int
+
+    def of(self, grid: PlanGrid) -> PlanGrid:
+        """The group's rows of a grid."""
+        return grid if self.rows is None else grid.take(self.rows)
+
+
+def groups(grid: PlanGrid) -> Iterator[Group]:
+    """Rows by number of stages, chunks and schedule."""
+    if not len(grid):
+        return
+    columns = (grid.pp, grid.vpp, grid.schedule)
+    if all((column == column[0]).all() for column in columns):
+        yield Group(None, *(int(column[0]) for column in columns))
+        return
+    code = (grid.pp * (int(grid.vpp.max()) + 1) + grid.vpp) * len(SCHEDULES) + grid.schedule
+    order = np.argsort(code, kind="stable")
+    starts = np.flatnonzero(np.diff(code[order], prepend=-1))
+    for rows in np.split(order, starts[1:]):
+        yield Group(rows, *(int(column[rows[0]]) for column in columns))
+
+
 def joined(parts: Sequence[PlanGrid]) -> PlanGrid:
     """Rows of several grids after each other."""
     names = [f.name for f in fields(PlanGrid)]
@@ -165,7 +195,8 @@ def _sharding_code(plan: Plan) -> int:
 class Axes:
     """Values of each axis. ``vpp`` None: every balanced number of chunks of the stage's layers.
 
-    ``tp_in_node`` leaves out tensor-parallel groups that don't fit into a node.
+    ``dp`` follows from the GPUs; where given, other values are not looked at. ``tp_in_node``
+    leaves out tensor-parallel groups that don't fit into a node.
     """
 
     tp: Sequence[int]
@@ -178,6 +209,7 @@ class Axes:
     recompute: Sequence[int]
     sequence_parallel: Sequence[int]
     vpp: Sequence[int] | None = None
+    dp: Sequence[int] | None = None
     tp_in_node: bool = True
 
 
@@ -228,98 +260,75 @@ class Space:
     considered: int = 0
     left_out: Counter[Rule] = field(default_factory=Counter)
 
-    @cached_property
-    def size(self) -> int:
-        """Combinations of all axes, legal or not."""
-        a = self.axes
-        inner = sum(self._inner_size(pp) for pp in a.pp)
-        return len(a.tp) * len(a.cp) * inner
+    def chunks(self, size: int = CHUNK) -> Iterator[PlanGrid]:
+        """Legal plans, at most ``size`` at a time, each chunk of one pipeline shape."""
+        self.considered, self.left_out = 0, Counter()
+        for pp in self.axes.pp:
+            degrees = [d for d in product(self.axes.tp, self.axes.cp) if self._has_dp(pp, *d)]
+            legal = [d for d in degrees if not self._left_out_whole(pp, *d)]
+            for schedule, vpp in _schedules(self.axes, self.case, pp):
+                yield from _even(self._legal_blocks(pp, schedule, vpp, legal), size)
+
+    def _has_dp(self, pp: int, tp: int, cp: int) -> bool:
+        wanted = self.axes.dp
+        return wanted is None or self.case.cluster.n_gpus / (tp * pp * cp) in wanted
 
     def _inner_size(self, pp: int) -> int:
-        return len(self._template(pp))
+        return len(self._inner.ep) * len(_schedules(self.axes, self.case, pp))
 
-    def chunks(self, size: int = CHUNK) -> Iterator[PlanGrid]:
-        """Legal plans, about ``size`` rows at a time."""
-        self.considered, self.left_out = 0, Counter()
-        parts: list[PlanGrid] = []
-        held = 0
-        for part in self._blocks(size):
-            legal = part.take(self._legal(part))
-            if not len(legal):
-                continue
-            parts.append(legal)
-            held += len(legal)
-            if held >= size:
-                whole = joined(parts)
-                yield from (whole.take(rows) for rows in _slices(held, size))
-                parts, held = [], 0
-        if parts:
-            whole = joined(parts)
-            yield from (whole.take(rows) for rows in _slices(held, size))
+    def _left_out_whole(self, pp: int, tp: int, cp: int) -> bool:
+        """Count and skip a combination of degrees with which no plan is legal."""
+        gpus = self.case.cluster.n_gpus
+        if gpus % (tp * pp * cp):
+            rule = Rule.GPUS
+        else:
+            rule = _degree_rule(self.case, self._block(pp, tp, cp, 0, 1, 1), self.axes.tp_in_node)
+        if rule:
+            self.considered += self._inner_size(pp)
+            self.left_out[rule] += self._inner_size(pp)
+        return bool(rule)
 
-    def _legal(self, part: PlanGrid) -> Bools:
-        broken = broken_rules(self.case, part, self.axes.tp_in_node)
-        counts = np.bincount(broken, minlength=len(Rule))
-        self.considered += len(part)
-        self.left_out.update({Rule(i): int(n) for i, n in enumerate(counts) if i and n})
-        return np.asarray(broken == Rule.LEGAL)
+    def _legal_blocks(
+        self, pp: int, schedule: int, vpp: int, degrees: Sequence[tuple[int, int]]
+    ) -> Iterator[PlanGrid]:
+        for tp, cp in degrees:
+            block = self._block(pp, tp, cp, schedule, vpp)
+            broken = broken_rules(self.case, block, self.axes.tp_in_node)
+            counts = np.bincount(broken, minlength=len(Rule))
+            self.considered += len(block)
+            for code in np.flatnonzero(counts[1:]) + 1:
+                self.left_out[Rule(int(code))] += int(counts[code])
+            if counts[0] == len(block):
+                yield with_shard_degrees(self.case, block)
+            elif counts[0]:
+                yield with_shard_degrees(self.case, block.take(np.flatnonzero(broken == 0)))
 
-    def _blocks(self, size: int) -> Iterator[PlanGrid]:
-        """All combinations; whole degree triples that can't be are counted and skipped."""
-        a, gpus = self.axes, self.case.cluster.n_gpus
-        for pp in a.pp:
-            template = self._template(pp)
-            for tp in a.tp:
-                for cp in a.cp:
-                    if gpus % (tp * pp * cp):
-                        self.considered += len(template)
-                        self.left_out[Rule.GPUS] += len(template)
-                        continue
-                    first = _with_degrees(template.take(np.arange(1)), tp, cp, gpus)
-                    rule = _degree_rule(self.case, first, a.tp_in_node)
-                    if rule:
-                        self.considered += len(template)
-                        self.left_out[rule] += len(template)
-                        continue
-                    block = _with_degrees(template, tp, cp, gpus)
-                    yield from (block.take(rows) for rows in _slices(len(block), 4 * size))
-
-    def _template(self, pp: int) -> PlanGrid:
-        """Combinations of the inner axes for one number of stages, with tp = cp = dp = 1."""
-        found = self._templates.get(pp)
-        if found is None:
-            found = self._templates[pp] = self._make_template(pp)
-        return found
+    def _block(
+        self, pp: int, tp: int, cp: int, schedule: int, vpp: int, rows: int | None = None
+    ) -> PlanGrid:
+        """All combinations of the inner axes for one choice of degrees and schedule."""
+        inner = self._inner if rows is None else self._inner.take(np.arange(rows))
+        dp = self.case.cluster.n_gpus // (tp * pp * cp)
+        fixed = {"pp": pp, "tp": tp, "cp": cp, "dp": dp, "vpp": vpp, "schedule": schedule}
+        shape = inner.ep.shape
+        return replace(inner, **{k: np.full(shape, v, np.int64) for k, v in fixed.items()})
 
     @cached_property
-    def _templates(self) -> dict[int, PlanGrid]:
-        return {}
-
-    def _make_template(self, pp: int) -> PlanGrid:
+    def _inner(self) -> PlanGrid:
         a = self.axes
-        pairs = _schedules(a, self.case, pp)
-        columns = np.meshgrid(
-            np.arange(len(pairs)),
-            a.ep,
-            a.micro_batch,
-            a.sequence_parallel,
-            a.recompute,
-            [SHARDINGS.index(s) for s in a.sharding],
-            indexing="ij",
+        kinds = [SHARDINGS.index(name) for name in a.sharding]
+        axes = (a.ep, a.micro_batch, a.sequence_parallel, a.recompute, kinds)
+        ep, micro_batch, split, recompute, sharding = (
+            column.reshape(-1).astype(np.int64) for column in np.meshgrid(*axes, indexing="ij")
         )
-        pair, ep, micro_batch, split, recompute, sharding = (
-            c.reshape(-1).astype(np.int64) for c in columns
-        )
-        one = np.ones_like(pair)
-        schedules = np.array([s for s, _ in pairs], np.int64)
-        chunks = np.array([v for _, v in pairs], np.int64)
+        one = np.ones_like(ep)
         return PlanGrid(
             tp=one,
-            pp=pp * one,
+            pp=one,
             cp=one,
             dp=one,
-            vpp=chunks[pair],
-            schedule=schedules[pair],
+            vpp=one,
+            schedule=one,
             ep=ep,
             micro_batch=micro_batch,
             sequence_parallel=split,
@@ -327,6 +336,28 @@ class Space:
             sharding=sharding,
             shard_degree=0 * one,
         )
+
+
+def _even(blocks: Iterator[PlanGrid], size: int) -> Iterator[PlanGrid]:
+    """Blocks put together or cut to about ``size`` rows."""
+    parts: list[PlanGrid] = []
+    held = 0
+    for block in blocks:
+        parts.append(block)
+        held += len(block)
+        if held >= size:
+            yield from _cut(joined(parts), size)
+            parts, held = [], 0
+    if parts:
+        yield from _cut(joined(parts), size)
+
+
+def _cut(grid: PlanGrid, size: int) -> Iterator[PlanGrid]:
+    if len(grid) <= size:
+        yield grid
+        return
+    for rows in _slices(len(grid), size):
+        yield grid.take(rows)
 
 
 def _slices(length: int, size: int) -> Iterator[npt.NDArray[np.intp]]:
@@ -352,12 +383,6 @@ def _schedules(axes: Axes, case: Case, pp: int) -> list[tuple[int, int]]:
         else:
             pairs.append((name, 1))
     return pairs
-
-
-def _with_degrees(template: PlanGrid, tp: int, cp: int, gpus: int) -> PlanGrid:
-    one = np.ones_like(template.tp)
-    dp = gpus // (tp * cp * int(template.pp[0])) if len(template) else 1
-    return replace(template, tp=tp * one, cp=cp * one, dp=dp * one)
 
 
 def _degree_rule(case: Case, one: PlanGrid, tp_in_node: bool) -> Rule:

@@ -79,8 +79,8 @@ def _fullest(held: list[Held]) -> tuple[tuple[int, Held], ...]:
     kept = [(0, held[0])]
     for stage in range(1, last):
         one = held[stage]
-        earlier = [h for s, h in kept if s > 0]
-        if not any(h.dense >= one.dense and h.moe >= one.moe for h in earlier):
+        # Earlier stages keep as many micro-batches or more.
+        if not any(h.dense >= one.dense and h.moe >= one.moe for _, h in kept):
             kept.append((stage, one))
     if last > 0:
         kept.append((last, held[last]))

@@ -7,6 +7,7 @@ number of plans, and every plan reads its prices by row number.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -81,3 +82,8 @@ class Table:
         self._keys = np.concatenate([self._keys, keys], axis=1)
         prices = self._price(*keys)
         self.values = np.concatenate([self.values, prices], axis=1) if start else prices
+
+
+def stacked(columns: Sequence[Any], rows: int) -> Floats:
+    """Scalars and arrays as the fields of a table's prices, shape (columns, rows)."""
+    return np.stack([np.broadcast_to(np.asarray(c, float), (rows,)) for c in columns])
