@@ -25,6 +25,7 @@ import numpy as np
 import hardware_db
 from simulator.cost.kernel_rates import calibration, rates
 from simulator.errors import UserError
+from simulator.cost.calibration import step_calibration
 from simulator.interop.calibrating import held_out, timed_runs
 from simulator.interop.layers import LayerPrediction, layer_summary, predict_layers
 from simulator.interop.run_rows import read_table
@@ -201,7 +202,7 @@ def fold_errors(rows: dict[str, list[RunPrediction]], say: Progress) -> dict[str
         runs += [replace(t, source=name) for t in timed_runs([r.case for r in part])]
     found: dict[str, Any] = {}
     for label, key in (("source", lambda r: r.source), ("gpu", lambda r: r.gpu)):
-        errors = held_out(runs, key, say).by
+        errors = held_out(runs, step_calibration(), key, say).by
         found[label] = {
             name: summarise([math.expm1(e) for e in logs]).to_json()
             for name, logs in errors.items()

@@ -45,8 +45,8 @@ def calibrate(
     with console.status("fitting") as status:
         table = build_table(found, status.update)
         if folds:
-            sources = held_out(found, lambda r: r.source, status.update)
-            gpus = held_out(found, lambda r: r.gpu, status.update)
+            sources = held_out(found, table, lambda r: r.source, status.update)
+            gpus = held_out(found, table, lambda r: r.gpu, status.update)
             table = with_spreads(table, sources, gpus)
     write_table(out, table)
     if json:

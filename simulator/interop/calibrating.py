@@ -1,9 +1,9 @@
 """From measured runs to a calibration table: groups by stack and GPU, folds, spreads.
 
-A group is a stack on a GPU type. Its fit starts from the stack's pooled fit over all GPUs, which
-in turn starts from the neutral prior, so that a group with few rows stays near what its stack does
-elsewhere, and a GPU without rows takes its stack's pooled values (leave-one-GPU-out measures how
-good that is).
+A group is a stack on a GPU type. Host times (launches, overheads) belong to the stack: a pooled
+fit over all its GPUs gives the prior of every group. Factors on kernels and links belong to the
+GPU: every group is drawn to 1 anew. A GPU without rows takes the geometric mean of its stack's
+groups, drawn to 1 as if by one neutral group more (leave-one-GPU-out measures how good that is).
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 import yaml
 
-from simulator.cost.calibration import BOUNDS, Tuning, tuning
+from simulator.cost.calibration import BOUNDS, Tuning, tuning_from_mapping
 from simulator.errors import Problem, UserError
 from simulator.interop.fitting import (
     PRIOR_SIGMA,
     FitResult,
+    LocalFit,
     TimedRun,
     fit,
+    local_fit,
     log_residuals,
     parameters_of,
     with_stack_times,
@@ -36,14 +38,15 @@ PARAMETERS = tuple(BOUNDS)
 #: Rows of one source that a fit looks at; more of the same cluster add little but time.
 ROWS_PER_SOURCE = 48
 
-#: The same for the fits of held-out folds, which are many.
-FOLD_ROWS = 12
-
 #: A group with fewer rows than this takes its stack's pooled calibration.
 SMALLEST_GROUP = 4
 
-#: Priors of a group around its stack's pooled values, relative to those of the stack's own.
-_GROUP_PRIOR = 0.7
+#: Parameters that belong to the stack and its host, not to the GPU.
+HOST_PARAMETERS = ("dispatch_s", "sync_spread", "step_overhead_s", "micro_batch_overhead_s")
+GPU_PARAMETERS = tuple(name for name in PARAMETERS if name not in HOST_PARAMETERS)
+
+#: Priors of a group's host times around its stack's pooled ones, relative to the stack's own.
+_HOST_PRIOR = 0.5
 
 #: Smallest believable log-spread of step times between runs of different people.
 _SMALLEST_SIGMA = 0.03
@@ -92,7 +95,6 @@ def timed_runs(cases: Iterable[RunCase]) -> list[TimedRun]:
 def build_table(
     runs: Sequence[TimedRun],
     progress: Progress = lambda _: None,
-    rows_per_source: int = ROWS_PER_SOURCE,
 ) -> dict[str, Any]:
     """The calibration of every stack and of every (stack, GPU) with rows enough.
 
@@ -103,21 +105,48 @@ def build_table(
         raise ValueError("no run has what a fit needs: a layout and a measured time")
     groups: dict[str, Any] = {}
     for stack in sorted({r.layout.stack.name for r in runs}):
-        rows = _sample([r for r in runs if r.layout.stack.name == stack], rows_per_source)
+        everything = [r for r in runs if r.layout.stack.name == stack]
+        rows = _sample(everything, ROWS_PER_SOURCE)
         progress(f"{stack}: {len(rows)} rows")
-        pooled = fit(rows, with_stack_times(Tuning(), rows[0].layout), PARAMETERS)
-        groups[stack] = _entry(pooled, rows, [r for r in runs if r.layout.stack.name == stack])
+        neutral = with_stack_times(Tuning(), rows[0].layout)
+        pooled = fit(rows, neutral, PARAMETERS, iterations=3)
+        prior = _group_start(neutral, pooled.tuning)
+        found: list[Tuning] = []
         for gpu in sorted({r.gpu for r in rows}):
-            own_all = [r for r in runs if r.layout.stack.name == stack and r.gpu == gpu]
+            own_all = [r for r in everything if r.gpu == gpu]
             if len(own_all) < SMALLEST_GROUP:
                 continue
-            own = _sample(own_all, rows_per_source)
+            own = _sample(own_all, ROWS_PER_SOURCE)
             progress(f"{stack}/{gpu}: {len(own)} rows")
-            prior = {k: v * _GROUP_PRIOR for k, v in PRIOR_SIGMA.items()}
-            result = fit(own, replace(pooled.tuning), PARAMETERS, prior_sigma=prior)
+            result = fit(own, prior, PARAMETERS, iterations=6, prior_sigma=_GROUP_SIGMA)
+            found.append(result.tuning)
             groups[f"{stack}/{gpu}"] = _entry(result, own, own_all)
+        middle = _for_unseen_gpus(pooled.tuning, found)
+        scored = replace(pooled, tuning=middle, residuals=log_residuals(rows, middle))
+        groups[stack] = _entry(scored, rows, everything)
     groups["any"] = _for_other_stacks([g for name, g in groups.items() if "/" not in name])
     return {"groups": groups}
+
+
+_GROUP_SIGMA = {
+    name: sigma * (_HOST_PRIOR if name in HOST_PARAMETERS else 1.0)
+    for name, sigma in PRIOR_SIGMA.items()
+}
+
+
+def _group_start(neutral: Tuning, pooled: Tuning) -> Tuning:
+    """Where a group's fit starts: neutral GPU factors, its stack's host times."""
+    host: dict[str, Any] = {name: getattr(pooled, name) for name in HOST_PARAMETERS}
+    return replace(neutral, **host)
+
+
+def _for_unseen_gpus(pooled: Tuning, groups: Sequence[Tuning]) -> Tuning:
+    """The stack's calibration on a GPU without rows: the groups' mean, drawn to 1."""
+    values: dict[str, Any] = {}
+    for name in GPU_PARAMETERS:
+        logs = [math.log(getattr(g, name)) for g in groups]
+        values[name] = math.exp(math.fsum(logs) / (len(logs) + 1))
+    return replace(pooled, **values)
 
 
 def _for_other_stacks(stacks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -188,31 +217,66 @@ def spread_of(log_errors: np.ndarray[Any, np.dtype[np.float64]]) -> float:
     return max(float(high - low) / 2.5631, float(np.median(np.abs(log_errors))), _SMALLEST_SIGMA)
 
 
+@dataclass(frozen=True)
+class _Linear:
+    """Log errors of a stack's rows as linear functions of log parameters around a fit."""
+
+    runs: tuple[TimedRun, ...]
+    local: LocalFit
+
+    def rows(self, keep: Callable[[TimedRun], bool]) -> np.ndarray[Any, np.dtype[np.intp]]:
+        return np.array([i for i, r in enumerate(self.runs) if keep(r)], np.intp)
+
+
 def held_out(
-    runs: Sequence[TimedRun], key: Callable[[TimedRun], str], progress: Progress = lambda _: None
+    runs: Sequence[TimedRun],
+    table: Mapping[str, Any],
+    key: Callable[[TimedRun], str],
+    progress: Progress = lambda _: None,
 ) -> HeldOut:
     """Log errors of every group of runs under a calibration made without it.
 
     ``key`` names the group: the source for leave-one-source-out, the GPU for
-    leave-one-GPU-out. At most ROWS_PER_SOURCE rows of a source and GPU are scored.
+    leave-one-GPU-out. Refits without the group are solved on the rows' derivatives around the
+    stack's pooled fit (one linear model for all folds); the errors of the held-out rows are then
+    computed exactly. At most ROWS_PER_SOURCE rows of a source and GPU take part.
     """
-    errors: dict[str, tuple[float, ...]] = {}
-    for name in sorted({key(r) for r in runs}):
-        out = _sample([r for r in runs if key(r) == name], ROWS_PER_SOURCE)
-        stacks = {r.layout.stack.name for r in out}
-        rest = [r for r in runs if key(r) != name and r.layout.stack.name in stacks]
-        progress(f"without {name}: {len(rest)} rows left")
-        table = build_table(rest, progress, FOLD_ROWS) if rest else {"groups": {}}
-        errors[name] = tuple(_scored(out, table))
-    return HeldOut(errors)
+    errors: dict[str, list[float]] = {}
+    for stack in sorted({r.layout.stack.name for r in runs}):
+        rows = tuple(_sample([r for r in runs if r.layout.stack.name == stack], ROWS_PER_SOURCE))
+        progress(f"derivatives of {len(rows)} {stack} rows")
+        start = with_stack_times(tuning_of(table, stack), rows[0].layout)
+        linear = _Linear(rows, local_fit(rows, start, PARAMETERS))
+        neutral = with_stack_times(Tuning(), rows[0].layout)
+        for name in sorted({key(r) for r in rows}):
+            scored = _fold(linear, name, key, neutral)
+            errors.setdefault(name, []).extend(scored)
+    return HeldOut({name: tuple(values) for name, values in errors.items()})
 
 
-def _scored(runs: Sequence[TimedRun], table: Mapping[str, Any]) -> list[float]:
+def _fold(
+    linear: _Linear, name: str, key: Callable[[TimedRun], str], neutral: Tuning
+) -> list[float]:
+    """Exact log errors of one held-out group under refits without it."""
+    rest = linear.rows(lambda r: key(r) != name)
+    pooled = linear.local.solve(rest, neutral, PRIOR_SIGMA) if len(rest) else neutral
+    prior = _group_start(neutral, pooled)
+    groups: dict[str, Tuning] = {}
+    for gpu in {r.gpu for r in linear.runs}:
+        near = linear.rows(lambda r, g=gpu: key(r) != name and r.gpu == g)  # type: ignore[misc]
+        if len(near) >= SMALLEST_GROUP:
+            groups[gpu] = linear.local.solve(near, prior, _GROUP_SIGMA)
+    unseen = _for_unseen_gpus(prior, list(groups.values()))
     found = []
-    for run in runs:
-        tuned = tuning(run.layout.stack.name, run.layout.classes[0].gpu, table)
-        found.append(float(log_residuals([run], tuned)[0]))
+    for run in linear.runs:
+        if key(run) == name:
+            found.extend(log_residuals([run], groups.get(run.gpu, unseen)).tolist())
     return found
+
+
+def tuning_of(table: Mapping[str, Any], stack: str) -> Tuning:
+    """The pooled calibration of a stack in a table."""
+    return tuning_from_mapping(table["groups"][stack]["parameters"], stack)
 
 
 def with_spreads(table: dict[str, Any], sources: HeldOut, gpus: HeldOut) -> dict[str, Any]:

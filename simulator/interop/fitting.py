@@ -8,7 +8,7 @@ with numerical derivatives; no dependency beyond numpy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -205,4 +205,32 @@ def parameters_of(tuned: Tuning) -> dict[str, float]:
     }
 
 
-Select = Callable[[TimedRun], bool]
+@dataclass(frozen=True)
+class LocalFit:
+    """Rows' log errors and their derivatives around one point; solves refits on subsets of rows."""
+
+    names: tuple[str, ...]
+    point: Array
+    errors: Array
+    jacobian: Array
+
+    def solve(
+        self, rows: npt.NDArray[np.intp], prior: Tuning, sigma: Mapping[str, float]
+    ) -> Tuning:
+        """Parameters that fit ``rows`` best, drawn to ``prior``, inside the bounds."""
+        centre = np.array([math.log(max(_get(prior, n), 1e-9)) for n in self.names])
+        spread = np.array([sigma[n] for n in self.names])
+        jacobian, weight = self.jacobian[rows], np.ones(len(rows))
+        x = centre.copy()
+        for _ in range(12):
+            errors = self.errors[rows] + jacobian @ (x - self.point)
+            step = _newton_step(jacobian, errors, x - centre, spread, weight)
+            x = _bounded(self.names, x + np.clip(step, -_MAX_STEP, _MAX_STEP))
+        return _put(prior, self.names, x)
+
+
+def local_fit(runs: Sequence[TimedRun], at: Tuning, names: Sequence[str]) -> LocalFit:
+    """Derivatives of every run's log error around a calibration."""
+    point = np.array([math.log(max(_get(at, n), 1e-9)) for n in names])
+    errors = log_residuals(runs, at)
+    return LocalFit(tuple(names), point, errors, _jacobian(runs, at, names, point, errors))
