@@ -120,8 +120,9 @@ def test_slowdown_multiplies_a_units_time() -> None:
 
 def test_a_slowed_rank_takes_longer_steps() -> None:
     plain = alone(RunSettings(steps=9), sequence_length=128)
-    slow = alone(RunSettings(steps=9, slowdown=(3.0,)), sequence_length=128)
-    assert min(slow["step_times_s"]) > 1.7 * min(plain["step_times_s"])
+    slow = alone(RunSettings(steps=9, slowdown=(8.0,)), sequence_length=128)
+    # Far from 8: other processes may disturb either run.
+    assert min(slow["step_times_s"]) > 2 * min(plain["step_times_s"])
     assert slow["losses"] == plain["losses"]
 
 
