@@ -91,7 +91,7 @@ def evaluate_purchase(
     by_name = {c.facts.name: c for c in costed}
     leaders = [by_name[c.name] for c in ranked if c.fits]
     rivals = [by_name[c.name] for c in ranked if c.is_feasible] or leaders[:1]
-    swings, turns = _decision(rivals, terms, outcome, assumptions)
+    lead, swings, turns = _decision(rivals, terms, outcome, assumptions)
     answer = PurchaseResult(
         title=scenario.title,
         verdict="",
@@ -110,6 +110,7 @@ def evaluate_purchase(
         search=found,
         old_worth=old_worth(workshop, [c.facts for c in leaders], terms, middle),
         workload_names=tuple(w.name for w in purchase.workloads),
+        lead=lead,
     )
     return replace(answer, verdict=verdict(answer))
 
@@ -174,10 +175,10 @@ def _decision(
     terms: Terms,
     outcome: Callable[[Sheet], Numbers],
     assumptions: Assumptions,
-) -> tuple[tuple[Swing, ...], tuple[BreakEven, ...]]:
+) -> tuple[float, tuple[Swing, ...], tuple[BreakEven, ...]]:
     """What moves the lead of the first over the second (else its own outcome), what ends it."""
     if not leaders:
-        return (), ()
+        return 0.0, (), ()
     first = leaders[0].facts
     second = leaders[1].facts if len(leaders) > 1 else None
 
@@ -189,12 +190,13 @@ def _decision(
 
     inputs = assumptions.inputs
     swings = tornado(inputs, lead)
+    start = float(lead(medians(inputs)))
     if second is None:
-        return swings, ()
+        return start, swings, ()
     turns = [break_even(swing.name, inputs, lead) for swing in swings]
     found = [t for t in turns if t is not None]
     nearest = sorted(found, key=lambda t: (not t.inside, abs(math.log(t.value / t.median))))
-    return swings, tuple(nearest)
+    return start, swings, tuple(nearest)
 
 
 def _warnings(assumptions: Assumptions) -> tuple[str, ...]:

@@ -105,7 +105,11 @@ class OldWorth:
 
 @dataclass(frozen=True)
 class PurchaseResult:
-    """The whole answer: ranked candidates, the verdict, and what it depends on."""
+    """The whole answer: ranked candidates, the verdict, and what it depends on.
+
+    ``tornado`` and ``break_even`` are about ``lead``: how far the first feasible candidate is ahead
+    of the second by the objective, at the medians (its own outcome where there is no second).
+    """
 
     title: str
     verdict: str
@@ -124,6 +128,7 @@ class PurchaseResult:
     search: SearchResult | None = None
     old_worth: OldWorth | None = None
     workload_names: tuple[str, ...] = field(default=())
+    lead: float = 0.0
 
     @property
     def feasible(self) -> tuple[CandidateResult, ...]:
@@ -142,6 +147,7 @@ class PurchaseResult:
             "region": self.region,
             "candidates": [_candidate(c, rank) for rank, c in enumerate(self.candidates, 1)],
             "comparisons": [asdict(c) for c in self.comparisons],
+            "lead": self.lead,
             "tornado": [asdict(s) for s in self.tornado],
             "break_even": [asdict(b) for b in self.break_even],
             "search": None if self.search is None else asdict(self.search),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from simulator.analysis.prediction import Range
 from simulator.planner.purchase_result import CandidateResult, PurchaseResult
 from simulator.units import format_seconds
@@ -20,7 +22,7 @@ def amount_text(value: float, objective: str, currency: str) -> str:
         return format_seconds(value)
     if objective == "energy_kwh":
         return f"{significant(value)} kWh"
-    return f"{significant(value)} {currency}"
+    return f"{compact(value)} {currency}"
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -31,6 +33,25 @@ def significant(value: float, digits: int = 3) -> str:
     if abs(rounded) >= 10 ** (digits - 1):
         return f"{rounded:,.0f}"
     return f"{rounded:.{digits}g}"
+
+
+def compact(value: float, digits: int = 3) -> str:
+    """As :func:`significant`, with M and bn for millions and thousands of millions."""
+    for scale, unit in ((1e9, " bn"), (1e6, " M")):
+        if abs(value) >= scale:
+            return f"{float(f'{value / scale:.{digits}g}'):,g}{unit}"
+    return significant(value, digits)
+
+
+def range_text(r: Range, show: Callable[[float], str]) -> str:
+    """Median and, in brackets, tenth to ninetieth percentile; a common unit only once."""
+    low, middle, high = show(r.p10), show(r.p50), show(r.p90)
+    if low == middle == high:
+        return middle
+    unit = middle.rpartition(" ")[2]
+    if " " in middle and low.endswith(f" {unit}") and high.endswith(f" {unit}"):
+        low, high = low[: -len(unit) - 1], high[: -len(unit) - 1]
+    return f"{middle} ({low} to {high})"
 
 
 def verdict(result: PurchaseResult) -> str:
@@ -72,10 +93,7 @@ def _chance(p: float) -> str:
 
 
 def _spread(r: Range, result: PurchaseResult) -> str:
-    def text(value: float) -> str:
-        return amount_text(value, result.objective, result.currency)
-
-    return f"{text(r.p50)} ({text(r.p10)} to {text(r.p90)})"
+    return range_text(r, lambda v: amount_text(v, result.objective, result.currency))
 
 
 def _second_sentence(result: PurchaseResult) -> str:
