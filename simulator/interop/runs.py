@@ -329,6 +329,10 @@ def _micro_batches(row: RunRow, dp: int, micro_batch: int, notes: list[str]) -> 
 def _precision(row: RunRow, cluster: Cluster, stack: Stack, notes: list[str]) -> str:
     """The row's precision; without one, bf16 where the GPUs have it and fp16 elsewhere."""
     named = row.text("precision").lower()
+    if named == "bf16" and "nemo recipe" in row.text("notes").lower():
+        if "bf16_grad16" in stack.recipes:
+            notes.append("NeMo's recipes reduce gradients in bf16")
+            return "bf16_grad16"
     if named:
         return named
     recent = all(g.supports("bf16") for g in cluster.gpu_types)

@@ -64,6 +64,13 @@ def test_what_cannot_be_assumed_is_a_reason_with_the_field(column: str) -> None:
     assert column in found.reason and "missing" in found.reason
 
 
+def test_nemo_recipes_reduce_gradients_in_bf16() -> None:
+    found = case(notes="NeMo recipes of a release")
+    assert found.layout is not None and found.layout.plan.precision == "bf16_grad16"
+    assert any("NeMo" in text for text in found.assumptions)
+    assert case(notes="NeMo recipes", precision="fp8").layout.plan.precision == "fp8"  # type: ignore[union-attr]
+
+
 def test_old_gpus_without_bf16_take_fp16() -> None:
     found = case(gpu="V100-SXM-16GB", intra_node="NVLink2", precision="", stack="gpumix", vpp="1",
                  sp="0", sharding="none")  # fmt: skip
