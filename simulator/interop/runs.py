@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import hardware_db
-from hardware_db.schema import FabricSpec, GpuSpec, NodeSpec
 from simulator.errors import Problem, UserError
+from simulator.interop.run_cluster import row_cluster, stage_assignment
 from simulator.interop.run_rows import RunRow, read_table
-from simulator.spec.cluster import Cluster, NodeGroup
+from simulator.spec.cluster import Cluster
 from simulator.spec.layout import Layout, build_layout
 from simulator.spec.model import ModelSpec, MoeSpec
-from simulator.spec.plan import Assignment, Plan, Recompute, Schedule, Sharding
+from simulator.spec.plan import Plan, Recompute, Schedule, Sharding
 from simulator.spec.presets import preset
 from simulator.spec.stack import Stack, load_stack, stack_names
 from simulator.spec.workload import Workload
@@ -210,62 +209,6 @@ def _preset_cut(row: RunRow, note: Callable[[str], None]) -> ModelSpec:
     return replace(model, vocab=row.integer("vocab", model.vocab), moe=moe)
 
 
-def row_cluster(row: RunRow, note: Callable[[str], None]) -> Cluster:
-    """The GPUs of a row: one node group for each GPU type named.
-
-    Raises:
-        UserError: unknown GPU, link or fabric, or counts that don't divide.
-    """
-    names = [n.strip() for n in row.text("gpu").split(";") if n.strip()]
-    if not names:
-        raise UserError(Problem("gpu", "missing", "a name that `gpumix gpus` lists"))
-    n_gpus = row.integer("n_gpus")
-    per_node = min(row.integer("gpus_per_node", min(n_gpus, 8)), n_gpus)
-    if n_gpus % per_node:
-        raise UserError(Problem("n_gpus", f"{n_gpus} isn't a multiple of {per_node} per node"))
-    gpus = [hardware_db.gpu(name) for name in names]
-    nodes = n_gpus // per_node
-    fabric: FabricSpec | None = None
-    if nodes > 1:
-        words = row.text("inter_node")
-        if words:
-            fabric = hardware_db.parse_fabric(words)
-        else:
-            fabric = hardware_db.fabric(_usual_fabric(gpus[0]))
-            note(f"fabric not given: {fabric.title}")
-    if len(gpus) == 1:
-        node = _row_node(row, gpus[0], per_node, note)
-        return Cluster((NodeGroup("nodes", node, (gpus[0],) * per_node, nodes),), fabric)
-    if len(gpus) == n_gpus:
-        node = replace(_row_node(row, gpus[0], per_node, note), gpus=tuple(g.name for g in gpus))
-        return Cluster((NodeGroup("node", node, tuple(gpus), 1),), fabric)
-    raise UserError(Problem("gpu", f"{len(gpus)} types for {n_gpus} GPUs can't be placed"))
-
-
-def _usual_fabric(gpu: GpuSpec) -> str:
-    return "ndr-infiniband" if gpu.architecture in ("hopper", "blackwell") else "hdr-infiniband"
-
-
-def _row_node(row: RunRow, gpu: GpuSpec, per_node: int, note: Callable[[str], None]) -> NodeSpec:
-    """A server with the row's link, otherwise like the database's node with that GPU."""
-    same = [
-        hardware_db.node(n) for n in hardware_db.nodes()
-        if set(hardware_db.node(n).gpus) == {gpu.name}
-    ]  # fmt: skip
-    words = row.text("intra_node")
-    if words:
-        link = hardware_db.link(words).name
-    elif same:
-        link = same[0].intra_node
-        note(f"link inside the node not given: {link} as in {same[0].name}")
-    else:
-        raise UserError(Problem("intra_node", "missing", f"no node with {gpu.name} is known"))
-    base = next((n for n in same if n.intra_node == link), same[0] if same else None)
-    base = base or hardware_db.node("dgx-a100-80gb")
-    return replace(base, name=f"{gpu.name}-x{per_node}", gpus=(gpu.name,) * per_node,
-                   intra_node=link)  # fmt: skip
-
-
 def _row_plan(
     row: RunRow, model: ModelSpec, cluster: Cluster, stack: Stack, notes: list[str]
 ) -> tuple[Plan, int, float]:
@@ -274,8 +217,6 @@ def _row_plan(
     vpp = row.integer("vpp", 1)
     dp = row.integer("dp", max(cluster.n_gpus // (tp * pp * cp), 1))
     notes += [f"{name} not given: {usual}" for name, usual in _USUAL.items() if not row.text(name)]
-    if len(cluster.groups) == 1 and cluster.n_gpus > 1 and not row.text("gpus_per_node"):
-        notes.append(f"gpus_per_node not given: {len(cluster.groups[0].gpus)}")
     micro_batch = row.integer("micro_batch", 1)
     count = _micro_batches(row, dp, micro_batch, notes)
     whole = math.ceil(count - 1e-9)
@@ -293,7 +234,7 @@ def _row_plan(
         optimizer=_optimizer(row.text("optimizer")),
         attention=row.choice("attention", _ATTENTION), compile=_flag(row, "compile"),
         stage_layers=_stage_layers(row, model, pp, notes),
-        assignment=_stage_assignment(row, cluster, pp),
+        assignment=stage_assignment(row, cluster, pp),
     )  # fmt: skip
     if row.text("sharding").lower() == "hsdp":
         plan = replace(plan, shard_degree=len(cluster.groups[0].gpus))
@@ -329,10 +270,10 @@ def _micro_batches(row: RunRow, dp: int, micro_batch: int, notes: list[str]) -> 
 def _precision(row: RunRow, cluster: Cluster, stack: Stack, notes: list[str]) -> str:
     """The row's precision; without one, bf16 where the GPUs have it and fp16 elsewhere."""
     named = row.text("precision").lower()
-    if named == "bf16" and "nemo recipe" in row.text("notes").lower():
-        if "bf16_grad16" in stack.recipes:
-            notes.append("NeMo's recipes reduce gradients in bf16")
-            return "bf16_grad16"
+    is_nemo = "nemo recipe" in row.text("notes").lower() and "bf16_grad16" in stack.recipes
+    if named == "bf16" and is_nemo:
+        notes.append("NeMo's recipes reduce gradients in bf16")
+        return "bf16_grad16"
     if named:
         return named
     recent = all(g.supports("bf16") for g in cluster.gpu_types)
@@ -369,26 +310,6 @@ def _stage_layers(
             Problem("stage_layers", f"{text!r} sums to {sum(counts)}, not {model.layers}")
         )
     return tuple(counts)
-
-
-def _stage_assignment(row: RunRow, cluster: Cluster, pp: int) -> tuple[Assignment, ...]:
-    """Entries of a mixed pipeline from ``stage_gpus`` (stages by |, replicas by ;, GPUxTP)."""
-    text = row.text("stage_gpus")
-    if not text:
-        return ()
-    entries = []
-    for stage, part in enumerate(text.split("|")):
-        for replica in part.split(";"):
-            name, _, width = replica.strip().partition("x")
-            spec = hardware_db.gpu(name)
-            group = next((i for i, g in enumerate(cluster.groups) if spec in g.gpus), None)
-            if group is None:
-                raise UserError(Problem("stage_gpus", f"{name!r} isn't among the row's GPUs"))
-            entries.append(Assignment(group=group, gpu=spec.name, stage=stage, replicas=1,
-                                      tp=int(width or 1)))  # fmt: skip
-    if len({e.stage for e in entries}) != pp:
-        raise UserError(Problem("stage_gpus", f"names {len({e.stage for e in entries})} stages"))
-    return tuple(entries)
 
 
 def read_cases(path: Path, *, stack: str | None = None) -> Iterator[RunCase]:

@@ -171,3 +171,46 @@ def test_blank_lines_and_a_byte_order_mark_are_fine(tmp_path: Path) -> None:
     table = read_table(path)
     assert [row.line for row in table.rows] == [3]
     assert table.rows[0].text("gpu") == "a"
+
+
+def mixed(**changes: str) -> RunCase:
+    """A pipeline over two A100 and two V100, tensor parallel in pairs."""
+    cells = {
+        "gpu": "A100-SXM-80GB;V100-SXM-32GB", "n_gpus": "4", "gpus_per_node": "2",
+        "inter_node": "100Gb Ethernet", "intra_node": "NVLink2", "stack": "megatron-deepspeed",
+        "precision": "fp16", "tp": "2", "pp": "2", "dp": "1", "sp": "0", "sharding": "none",
+        "global_batch": "8", "stage_layers": "10/6",
+        "stage_gpus": "A100-SXM-80GBx2 | V100-SXM-32GBx2",
+    }  # fmt: skip
+    return case(**(cells | changes))
+
+
+def test_a_mixed_pipeline_has_its_gpus_by_stage() -> None:
+    found = mixed()
+    assert found.layout is not None, found.reason
+    classes = found.layout.classes
+    assert [(c.stage, c.gpu.name, c.tp, c.layers) for c in classes] == [
+        (0, "a100-sxm-80gb", 2, 10), (1, "v100-sxm-32gb", 2, 6)
+    ]  # fmt: skip
+    assert [g.name for g in found.layout.cluster.groups] == ["a100-sxm-80gb", "v100-sxm-32gb"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"stage_gpus": "A100-SXM-80GBx2"}, "stage_gpus"),
+        ({"stage_gpus": "A100-SXM-80GBx2 | A100-SXM-80GBx1"}, "names 3 GPUs, n_gpus is 4"),
+        ({"stage_gpus": "A100-SXM-80GBx2 | T4x2"}, "t4 isn't among"),
+        ({"stage_gpus": "", "gpu": "A100-SXM-80GB;T4;L4"}, "3 types for 4 GPUs"),
+    ],
+)
+def test_a_mixed_pipeline_that_does_not_add_up(changes: dict[str, str], said: str) -> None:
+    assert said in mixed(**changes).reason
+
+
+def test_types_without_counts_are_split_evenly_aloud() -> None:
+    found = mixed(stage_gpus="", stage_layers="", tp="1", pp="1", dp="4")
+    assert "GPUs of each type not given: 2" in found.assumptions
+    assert found.layout is not None and found.layout.cluster.counts() == {
+        "a100-sxm-80gb": 2, "v100-sxm-32gb": 2
+    }  # fmt: skip
