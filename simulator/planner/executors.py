@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import islice
 from multiprocessing import get_context
 from typing import Any, Protocol, TypeVar
@@ -161,13 +162,14 @@ class DaskCluster:
             UserError: ``distributed`` isn't installed or the scheduler can't be reached.
         """
         try:
-            from distributed import Client, as_completed
+            # Untyped, and not a dependency: imported by name.
+            dask: Any = import_module("distributed")
         except ImportError:
             raise UserError(
                 Problem("--dask", "needs the extra dask", "pip install 'gpumix[dask]'")
             ) from None
         try:
-            client = Client(self.address, timeout=self.timeout_s, set_as_default=False)
+            client = dask.Client(self.address, timeout=self.timeout_s, set_as_default=False)
         except (OSError, TimeoutError, ValueError) as error:
             raise UserError(
                 Problem("--dask", f"no scheduler at {self.address}: {error}", "tcp://host:8786")
@@ -182,7 +184,8 @@ class DaskCluster:
 
         try:
             ahead = _AHEAD * max(sum(client.nthreads().values()), 1)
-            waiting = as_completed([submit(*pair) for pair in islice(source, ahead)])
+            first = [submit(*pair) for pair in islice(source, ahead)]
+            waiting = dask.as_completed(first, loop=client.loop)
             for future in waiting:
                 yield keys.pop(future.key), future.result()
                 for pair in islice(source, 1):

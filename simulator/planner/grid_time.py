@@ -132,8 +132,11 @@ class StepTimes:
         )  # fmt: skip
         send = self._send.values[0][at_send]
         overlap = self.case.stack.overlap
+        forward, backward_input, backward_weight = (Kinds(*passes[p].values()) for p in _PASSES)
         stage = UniformPipeline(
-            *(Kinds(*passes[p].values()) for p in _PASSES),
+            forward,
+            backward_input,
+            backward_weight,
             send_forward=send,
             send_backward=send,
             overlap_pp=overlap.pp,
@@ -171,8 +174,8 @@ class StepTimes:
             gather[kind] = gathers * weight.total(pieces, "gather")
             if len(zero2):
                 # Interleaved chunks reduce after the pp micro-batches that they run in a row.
-                some = count[zero2]
-                rounds = -(-some // group.pp) if group.vpp > 1 else some
+                some = count[zero2].astype(np.float64)
+                rounds = np.ceil(some / group.pp) if group.vpp > 1 else some
                 inputs = passes["backward_input"][kind]
                 inputs[zero2] += exposed_reduction_s(
                     whole[zero2] * rounds,

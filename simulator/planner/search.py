@@ -209,7 +209,7 @@ class _Best:
         return np.asarray((at >= 0) & (rooms[np.maximum(at, 0)] >= headroom))
 
     def _found(
-        self, grid: PlanGrid, row: int, step: Floats, risk: Floats, room: Floats, like: Plan
+        self, grid: PlanGrid, row: Any, step: Floats, risk: Floats, room: Floats, like: Plan
     ) -> FoundPlan:
         seconds = float(step[row])
         return FoundPlan(
