@@ -182,11 +182,13 @@ def plan_gpumix(
     style: Style = LAYERED,
     top: int = 1,
     kind: str = "GPUMix split",
+    not_above_s: float = np.inf,
 ) -> list[Candidate]:
     """The fastest splits of a job over its cluster, best first; empty where nothing fits.
 
     ``base`` gives tp, cp, precision and optimiser. Every candidate carries a proven lower bound on
-    the step time of all splits in its style over all choices of GPUs that were looked at.
+    the step time of all splits in its style over all choices of GPUs that were looked at. What can't
+    be faster than ``not_above_s`` isn't looked at.
 
     Raises:
         UserError: the base plan can't be laid on the cluster at all.
@@ -199,7 +201,7 @@ def plan_gpumix(
     bound = np.inf
     while queue:
         low, n, case = heappop(queue)
-        limit = found[top - 1].step_time_s if len(found) >= top else np.inf
+        limit = min(found[top - 1].step_time_s if len(found) >= top else np.inf, not_above_s)
         if low >= limit:
             bound = min(bound, low)
             break
@@ -344,7 +346,8 @@ def split_problem(prices: _Prices, case: _Case, options: Options) -> SplitProble
     factors[0] = 1.0
     kinds = tuple(
         Kind(pool.replicas, sizes * counts, cap,
-             option_times(case.plan, table, case.network, sizes, counts, factors))
+             option_times(case.plan, table, case.network, sizes, counts, factors,
+                          prices.job.stack.overlap.dp))
         for pool, table, (sizes, counts), cap in zip(
             case.pools, case.tables, options, caps, strict=True
         )
@@ -359,12 +362,13 @@ def option_times(
     sizes: IntArray,
     counts: IntArray,
     factors: FloatArray,
+    overlap: float = 0.0,
 ) -> FloatArray:
     """Objective of each option under each ceiling, shape (ceilings, options).
 
     Layered: sum over units of max(gather, count x forward) and max(gather + reduce, count x
     backward). One micro-batch after the other: count times the same with count 1. Parameters whole:
-    computation (the one reduction is the same for all).
+    computation, and the reduction, of which ``overlap`` can start with the last backward pass.
     """
     column = np.searchsorted(table.sizes, sizes)
     layered = plan.schedule == "layered"
@@ -373,8 +377,10 @@ def option_times(
     backward = inner * table.backward_s[:, column]
     rest = table.optimizer_s + table.step_overhead_s
     if plan.sharding != Sharding.ZERO3:
-        busy = table.repeat @ (forward + backward) * outer + rest
-        return np.repeat(busy[None, :], len(factors), axis=0)
+        busy = (forward + backward)[0] * outer
+        hidden, shown = overlap * network.reduce_s[0], (1.0 - overlap) * network.reduce_s[0]
+        end = np.maximum(busy, busy - backward[0] + hidden) + shown
+        return np.repeat((end + rest)[None, :], len(factors), axis=0)
     scale = factors[:, None, None]
     ahead = scale * network.gather_forward_s[None, :, None]
     behind = scale * (network.gather_backward_s + network.reduce_s)[None, :, None]

@@ -160,8 +160,8 @@ def _units(times: ClassTimes) -> tuple[UnitTimes, ...]:
         return times.units
     (chunk,) = times.chunks
     backward = chunk.backward_input + chunk.backward_weight
-    reduce = float(chunk.grad_reduce) + float(chunk.param_gather)
-    return (UnitTimes("model", 1, chunk.forward, backward, 0.0, 0.0, reduce),)
+    gather, reduce = chunk.param_gather, chunk.grad_reduce
+    return (UnitTimes("model", 1, chunk.forward, backward, gather, 0.0, reduce),)
 
 
 def collectives(job: Job, plan: Plan, pools: tuple[Pool, ...], dp: int) -> Collectives:

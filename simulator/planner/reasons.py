@@ -82,7 +82,7 @@ def _headline(
         parts.append(f"{best.tokens_per_s / even.plan.tokens_per_s:.2f}x the even split")
     fitting = [c for c in alone.values() if c is not None]
     single = max(fitting, key=lambda c: c.tokens_per_s, default=None)
-    if mixed and single is not None:
+    if mixed and single is not None and set(single.gpus) != set(best.gpus):
         parts.append(f"{best.tokens_per_s / single.tokens_per_s:.2f}x the {single.kind}")
     rate = f"{best.tokens_per_s:,.0f} tokens/s"
     text = f"{_capital(best.kind)}: {rate}"

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from simulator.planner.baselines import (
     Baseline,
     even_split,
@@ -25,6 +27,9 @@ from simulator.planner.rank_tables import Job
 from simulator.planner.reasons import smallest_change, verdict_sentences, why_slower
 from simulator.spec.plan import Plan, Sharding
 from simulator.spec.scenario import Scenario
+
+#: Splits that can't come within this factor of a known plan are not searched.
+_FAR_BEHIND = 1.25
 
 _STYLE_NAMES: dict[Style, str] = {
     LAYERED: "GPUMix split",
@@ -88,10 +93,10 @@ def recommend(scenario: Scenario, request: Request = Request()) -> Recommendatio
     base = base_plan(scenario, request.fixed)
     rents = rents_of(scenario.economics, scenario.cluster.counts())
     alone = {gpu: _first(_alone(job, base, gpu, request)) for gpu in scenario.cluster.counts()}
-    found = _candidates(job, base, request)
-    found += [c for c in alone.values() if c is not None]
     baselines = _baselines(job, base)
+    found = [c for c in alone.values() if c is not None]
     found += [b.plan for b in baselines.values() if b.plan is not None and b.fits]
+    found += _candidates(job, base, request, found)
     ranked = sorted(
         (_rank_key(c, request, rents) for c in _allowed(found, request)), key=lambda r: r[0]
     )
@@ -147,8 +152,10 @@ def _limits(request: Request) -> Limits:
     return Limits(keeping, None if size is None else (int(size),), max_gpus=request.max_gpus)
 
 
-def _candidates(job: Job, base: Plan, request: Request) -> list[Candidate]:
-    """Plans over several GPU types, and GPUMix's splits."""
+def _candidates(
+    job: Job, base: Plan, request: Request, known: list[Candidate]
+) -> list[Candidate]:
+    """Plans over several GPU types, and GPUMix's splits, but for those far behind the known."""
     found: list[Candidate] = []
     fixed = request.fixed
     top = max(2, (request.top + 1) // 2)
@@ -156,9 +163,11 @@ def _candidates(job: Job, base: Plan, request: Request) -> list[Candidate]:
         for style in STYLES:
             for tp in _degrees(job, style, fixed):
                 plan = replace(base, tp=tp, sequence_parallel=base.sequence_parallel and tp > 1)
+                fastest = min((c.step_time_s for c in [*known, *found]), default=np.inf)
                 found += plan_gpumix(
-                    job, plan, _limits(request), style=style, top=top, kind=_STYLE_NAMES[style]
-                )
+                    job, plan, _limits(request), style=style, top=top, kind=_STYLE_NAMES[style],
+                    not_above_s=_FAR_BEHIND * fastest,
+                )  # fmt: skip
     if job.cluster.is_mixed and int(fixed.get("pp", 2)) > 1:
         found += plan_mixed_pipelines(job, base, top=top)
     return found
@@ -174,7 +183,7 @@ def _degrees(job: Job, style: Style, fixed: Mapping[str, Any]) -> tuple[int, ...
 
 
 def _alone(job: Job, base: Plan, gpu: str, request: Request) -> list[Candidate]:
-    return plan_alone(job, base, gpu, replace(_limits(request), whole_cluster=False))
+    return plan_alone(job, base, gpu, _limits(request), fixed=request.fixed)
 
 
 def _first(found: list[Candidate]) -> Candidate | None:
