@@ -21,9 +21,7 @@ def register(app: typer.Typer) -> None:
 def validate(
     runs: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RUNS.csv...", help="Tables of measured runs or layers, or folders."
-        ),
+        typer.Argument(metavar="RUNS.csv", help="Tables of measured runs or layers, or folders."),
     ],
     stack: Annotated[
         str | None, typer.Option("--stack", help="Predict every row as this stack would run it.")
@@ -49,7 +47,12 @@ def validate(
         from simulator.report.write import prepare_directory
 
         prepare_directory(out)
-    result = predict_tables(read_tables(runs), stack=stack)
+    tables = read_tables(runs)
+    if json:
+        result = predict_tables(tables, stack=stack)
+    else:
+        with stderr_console().status(f"predicting {sum(len(t.rows) for t in tables):,} rows"):
+            result = predict_tables(tables, stack=stack)
     found = document(result)
     if json:
         print_json(found)
