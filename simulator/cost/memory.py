@@ -151,11 +151,13 @@ def rank_memory(
     *,
     state: TrainingState | None = None,
     one: MicroBatchBytes | None = None,
+    with_components: bool = True,
 ) -> MemoryBreakdown:
     """Memory of every row of ``batch``.
 
     ``state`` and ``one`` are what :func:`training_state` and :func:`micro_batch_bytes` give for
-    these rows, where the caller has them already.
+    these rows, where the caller has them already. ``with_components`` off leaves the eight
+    allocated components zero: grids of plans need only the sums.
 
     Raises:
         UserError: ``optimizer`` is unknown.
@@ -169,7 +171,9 @@ def rank_memory(
     moments = _moments(ctx, stack, state, work)
     allocated = np.stack([sum(m.values(), np.zeros(len(batch))) for m in moments])
     peak = allocated.argmax(axis=0)
-    chosen = {name: _pick(peak, [m[name] for m in moments]) for name in moments[0]}
+    chosen: dict[str, Array] = dict.fromkeys(moments[0], np.zeros(()))
+    if with_components:
+        chosen = {name: _pick(peak, [m[name] for m in moments]) for name in moments[0]}
     fragmentation, reclaimable = _fragmentation(stack, state, moments, allocated, options)
     nccl = stack.framework.communicator_bytes * options.communicator_scale
     return MemoryBreakdown(

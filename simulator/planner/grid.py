@@ -138,6 +138,7 @@ class GridPricer:
             self._options(SCHEDULES[schedule]),
             state=TrainingState(*(column[state_rows] for column in table.values)),
             one=self._unpacked(self._bytes.values, byte_rows),
+            with_components=False,
         )
         found = memory_risk(
             memory, float(self.gpu.usable_memory_bytes), prior_spread(case.stack.name)

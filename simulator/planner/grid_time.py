@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _PIECES = ("dense", "moe", "embedding", "head")
+#: A rank's first chunk with the embedding, an inner chunk, the last chunk with the head.
+_CHUNKS = ("first", "middle", "last")
 _PASSES = ("forward", "backward_input", "backward_weight")
 
 
@@ -69,6 +72,7 @@ class StepTimes:
         self._kernels = Table(self._price_kernels)
         self._sync = Table(self._price_sync)
         self._send = Table(self._price_send)
+        self._waits: dict[tuple[int, int], Table] = {}
         self.pieces = [p for p in _PIECES if self._has(p)]
 
     def _has(self, piece: str) -> bool:
@@ -99,7 +103,8 @@ class StepTimes:
 
     def _sharded_s(self, grid: PlanGrid, *, is_layered: bool) -> Floats:
         """Fully sharded plans without stages: units in forward order, as for a single plan."""
-        pieces, optimizer = self._priced(grid)
+        kernel, sync = self._kernel_rows(grid), self._sync_rows(grid)
+        pieces, optimizer = self._pieces_at(kernel, sync), self._sync.values[-1][sync]
         model = self.case.model
         counts = {"embedding": 1, "dense": model.layers - model.moe_layers,
                   "moe": model.moe_layers, "head": 1}  # fmt: skip
@@ -112,7 +117,8 @@ class StepTimes:
         return np.asarray(step + optimizer + self.step_overhead_s)
 
     def _pipelined_s(self, grid: PlanGrid, group: Group) -> Floats:
-        pieces, optimizer = self._priced(grid)
+        priced = (self._kernel_rows(grid), self._sync_rows(grid))
+        pieces, optimizer = self._pieces_at(*priced), self._sync.values[-1][priced[1]]
         kinds = stage_kinds(self.case.model, group.pp, group.vpp)
         alone = float(group.pp == 1)
         weights = {
@@ -125,7 +131,7 @@ class StepTimes:
             passes["forward"][kind] = passes["forward"][kind] + self.overhead_s
         count = _micro_batches(self.case, grid)
         reduce, gather = self._synchronised(grid, group, pieces, weights, passes, count)
-        self._wait_for_units(grid, pieces, kinds, passes, reduce)
+        self._wait_for_units(grid, priced, kinds, passes, reduce)
         at_send = self._send.rows(
             grid.tp, grid.cp, grid.dp, grid.pp, np.minimum(grid.vpp, 2), grid.micro_batch,
             grid.sequence_parallel,
@@ -188,7 +194,7 @@ class StepTimes:
     def _wait_for_units(
         self,
         grid: PlanGrid,
-        pieces: dict[str, Piece],
+        priced: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]],
         kinds: StageKinds,
         passes: dict[str, dict[str, Floats]],
         reduce: dict[str, Floats],
@@ -197,24 +203,30 @@ class StepTimes:
         rows = np.flatnonzero(grid.sharding >= Sharding.ZERO3)
         if not len(rows):
             return
-        # Micro-batch counts and stages don't matter here: each distinct price once.
-        code = self._kernel_rows(grid)[rows].astype(np.int64) * self._sync.values.shape[1]
-        _, first, again = np.unique(
-            code + self._sync_rows(grid)[rows], return_index=True, return_inverse=True
-        )
-        some = {key: _rows(piece, rows[first]) for key, piece in pieces.items()}
-        for n, kind in enumerate(("first", "middle", "last")):
-            key = "moe" if "moe" in pieces and getattr(kinds, kind).moe > 0 else "dense"
+        key = (kinds.pp, kinds.vpp)
+        if key not in self._waits:
+            self._waits[key] = Table(partial(self._price_waits, kinds))
+        table = self._waits[key]
+        at = table.rows(*(found[rows].astype(np.int64) for found in priced))
+        for n, kind in enumerate(_CHUNKS):
+            passes["forward"][kind][rows] += table.values[3 * n][at]
+            passes["backward_input"][kind][rows] += table.values[3 * n + 1][at]
+            reduce[kind][rows] = table.values[3 * n + 2][at]
+
+    def _price_waits(self, kinds: StageKinds, kernel: Ints, sync: Ints) -> Floats:
+        """Waiting of forward and backward passes and the tail, for each kind of chunk."""
+        pieces = self._pieces_at(kernel, sync)
+        columns: list[Any] = []
+        for n, kind in enumerate(_CHUNKS):
+            layer = "moe" if "moe" in pieces and getattr(kinds, kind).moe > 0 else "dense"
             counts = {
                 "embedding": int(kind == "first"),
-                key: kinds.chunk_sizes[n],
+                layer: kinds.chunk_sizes[n],
                 "head": int(kind == "last"),
             }
-            units = _units(some, counts, self.overhead_s)
-            forward, backward, tail = sharded_waits_s(units, self.case.stack.overlap.fsdp_prefetch)
-            passes["forward"][kind][rows] += forward[again]
-            passes["backward_input"][kind][rows] += backward[again]
-            reduce[kind][rows] = tail[again]
+            units = _units(pieces, counts, self.overhead_s)
+            columns += sharded_waits_s(units, self.case.stack.overlap.fsdp_prefetch)
+        return stacked(columns, len(kernel))
 
     def _kernel_rows(self, grid: PlanGrid) -> npt.NDArray[np.int32]:
         sharded = (grid.sharding >= Sharding.ZERO3).astype(np.int64)
@@ -228,14 +240,13 @@ class StepTimes:
             grid.tp, grid.cp, grid.dp, grid.ep, grid.pp, grid.sharding, grid.shard_degree
         )
 
-    def _priced(self, grid: PlanGrid) -> tuple[dict[str, Piece], Floats]:
-        """Prices of every plan's pieces, and its optimiser step."""
-        kernel, sync = self._kernel_rows(grid), self._sync_rows(grid)
+    def _pieces_at(self, kernel: npt.NDArray[Any], sync: npt.NDArray[Any]) -> dict[str, Piece]:
+        """Prices of pieces by row of the tables of kernels and of collectives."""
         found = {}
         for n, name in enumerate(self.pieces):
             times = [self._kernels.values[3 * n + i][kernel] for i in range(3)]
             found[name] = Piece(*times, *(self._sync.values[2 * n + i][sync] for i in range(2)))
-        return found, self._sync.values[-1][sync]
+        return found
 
     def _rank_times(self, batch: RankBatch) -> RankTimes:
         ctx = make_context(self.case, self.like, self.gpu, self.recipe, batch)
@@ -312,10 +323,6 @@ def _uneven_s(pieces: dict[str, Piece], kinds: StageKinds) -> Floats | float:
 
 def _micro_batches(case: Case, grid: PlanGrid) -> Ints:
     return np.asarray(case.workload.global_batch // (grid.dp * grid.micro_batch))
-
-
-def _rows(piece: Piece, rows: npt.NDArray[np.intp]) -> Piece:
-    return Piece(*(getattr(piece, name)[rows] for name in Piece.__dataclass_fields__))
 
 
 def _units(

@@ -37,36 +37,43 @@ class Table:
             self._ranks = [np.full(1, -1, np.int64) for _ in columns]
             self._counts = [0] * len(columns)
             self._keys = np.empty((len(columns), 0), np.int64)
-        if any([self._learn(i, column) for i, column in enumerate(columns)]):
+        found = [self._ranked(i, column) for i, column in enumerate(columns)]
+        if any(ranks is None for ranks in found):
             self._rebuild()
-        code = self._code(columns)
+            code = self._code(columns)
+        else:
+            code = self._joined([ranks for ranks in found if ranks is not None])
         rows = self._row_of[code]
         if len(rows) and rows.min() < 0:
             self._add(columns, code[rows < 0], np.flatnonzero(rows < 0))
             rows = self._row_of[code]
         return rows
 
-    def _learn(self, index: int, column: Ints) -> bool:
-        """Number the values of a column that are new; whether there were any."""
+    def _ranked(self, index: int, column: Ints) -> Ints | None:
+        """Numbers of a column's values; None where there were new ones (they have theirs now)."""
         ranks = self._ranks[index]
-        top = int(column.max(initial=0))
-        if top >= len(ranks):
-            ranks = np.concatenate([ranks, np.full(top + 1 - len(ranks), -1, np.int64)])
-            self._ranks[index] = ranks
-        unseen = ranks[column] < 0
-        if not unseen.any():
-            return False
-        new = np.unique(column[unseen])
+        try:
+            found = ranks[column]
+            if not len(found) or found.min() >= 0:
+                return found
+        except IndexError:
+            more = int(column.max()) + 1 - len(ranks)
+            ranks = self._ranks[index] = np.concatenate([ranks, np.full(more, -1, np.int64)])
+            found = ranks[column]
+        new = np.unique(column[found < 0])
         ranks[new] = self._counts[index] + np.arange(len(new))
         self._counts[index] += len(new)
-        return True
+        return None
 
     def _code(self, columns: Sequence[Ints]) -> Ints:
-        code = self._ranks[0][columns[0]]
-        for count, ranks, column in zip(
-            self._counts[1:], self._ranks[1:], columns[1:], strict=True
-        ):
-            code = code * count + ranks[column]
+        pairs = zip(self._ranks, columns, strict=True)
+        return self._joined([ranks[column] for ranks, column in pairs])
+
+    def _joined(self, ranks: Sequence[Ints]) -> Ints:
+        """One number for each combination of ranks."""
+        code = ranks[0]
+        for count, column in zip(self._counts[1:], ranks[1:], strict=True):
+            code = code * count + column
         return code
 
     def _rebuild(self) -> None:
