@@ -115,7 +115,7 @@ def test_slowdown_multiplies_a_units_time() -> None:
     slow.begin()
     time.sleep(0.05)
     slow.end(1, None)
-    assert time.perf_counter() - start == pytest.approx(3 * 0.05, rel=0.15)
+    assert time.perf_counter() - start >= 3 * 0.05
 
 
 def test_a_slowed_rank_takes_longer_steps() -> None:

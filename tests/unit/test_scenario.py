@@ -242,7 +242,10 @@ def test_plan_from_mapping_checks_like_a_scenario() -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_scenario_loads_with_a_summary_and_a_round_trip(name: str) -> None:
     scenario = load_scenario(name)
-    assert scenario.plan is not None
+    # What has no plan asks for one to be found, or for candidates to be compared.
+    assert (
+        scenario.plan is not None or scenario.purchase is not None or "plan" not in scenario.given
+    )
     data = scenario_to_mapping(scenario)
     assert scenario_from_mapping(data) == scenario
     assert parse_source(dump_yaml(data)).data == data

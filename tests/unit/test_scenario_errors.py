@@ -133,9 +133,9 @@ def test_the_good_one_loads(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_is_reported_at_its_place(tmp_path: Path, name: str) -> None:
     _, _, place, field, words = FAULTS[name]
-    start = time.perf_counter()
+    start = time.process_time()
     problems = _problems(tmp_path, _text(name))
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
     found = [p for p in problems if (f"{p.line}:{p.column}", p.path) == (place, field)]
     assert found, [str(p) for p in problems]
     assert any(words in str(p) for p in found), [str(p) for p in found]
@@ -153,9 +153,9 @@ def test_all_faults_are_reported_at_once_in_the_order_of_the_text(tmp_path: Path
 
 
 def test_many_faults_are_counted_not_listed(tmp_path: Path) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     problems = _problems(tmp_path, GOOD + "".join(f"key{i}: 1\n" for i in range(20_000)))
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
     assert len(problems) == 21
     assert "19,980 more" in str(problems[-1])
 
