@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def run(json: bool = False) -> dict[str, Any]:
         job = Job(scenario.model, scenario.workload, scenario.cluster, scenario.stack,
                   scenario.risk)  # fmt: skip
         base = base_plan(scenario, {})
-        seconds, processor, found = _timed(lambda job=job, base=base: plan_gpumix(job, base))
+        seconds, processor, found = _timed(partial(plan_gpumix, job, base))
         best = found[0]
         rows[name] = {
             "seconds": seconds,

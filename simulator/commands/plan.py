@@ -28,9 +28,7 @@ def plan(
         float | None, typer.Option(min=0.0, max=1.0, help="Accepted risk of running out.")
     ] = None,
     top: Annotated[int, typer.Option(min=1, max=50, help="How many plans.")] = 3,
-    max_gpus: Annotated[
-        int | None, typer.Option(min=1, help="Use at most so many GPUs.")
-    ] = None,
+    max_gpus: Annotated[int | None, typer.Option(min=1, help="Use at most so many GPUs.")] = None,
     fix: Annotated[
         list[str] | None, typer.Option(help="FIELD=VALUE of the plan: plan.tp=8; repeatable.")
     ] = None,

@@ -187,8 +187,8 @@ def plan_gpumix(
     """The fastest splits of a job over its cluster, best first; empty where nothing fits.
 
     ``base`` gives tp, cp, precision and optimiser. Every candidate carries a proven lower bound on
-    the step time of all splits in its style over all choices of GPUs that were looked at. What can't
-    be faster than ``not_above_s`` isn't looked at.
+    the step time of all splits in its style over all choices of GPUs that were looked at. What
+    can't be faster than ``not_above_s`` isn't looked at.
 
     Raises:
         UserError: the base plan can't be laid on the cluster at all.

@@ -43,17 +43,17 @@ def plan_alone(
             found += plan_gpumix(alone, base, limits, style=style, top=top, kind=kind)
     found += _uniform(alone, base, kind, top, fixed or {}, limits.max_gpus)
     found.sort(key=lambda c: c.step_time_s)
-    whole = [
-        price(kind, job, on_whole_cluster(c.layout, origin), c.bound_s) for c in found[:top]
-    ]
+    whole = [price(kind, job, on_whole_cluster(c.layout, origin), c.bound_s) for c in found[:top]]
     return sorted(whole, key=lambda c: c.step_time_s)
 
 
 def _uniform(job: Job, base: Plan, kind: str, top: int, fixed: Mapping[str, Any],
              max_gpus: int | None) -> list[Candidate]:  # fmt: skip
     """The fastest of all uniform plans that fit."""
-    scenario = Scenario("", job.model, job.workload, job.cluster, job.stack,
-                        plan=replace(base, assignment=(), stage_layers=None), risk=job.risk)  # fmt: skip
+    like = replace(base, assignment=(), stage_layers=None)
+    scenario = Scenario(
+        "", job.model, job.workload, job.cluster, job.stack, plan=like, risk=job.risk
+    )
     axes = {f.name for f in fields(Axes)} - {"tp_in_node"}
     wanted = {k: v for k, v in fixed.items() if k in axes}
     one_group = len(job.cluster.groups) == 1

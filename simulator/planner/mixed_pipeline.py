@@ -164,7 +164,8 @@ def _class(
 
 def _pass_table(job: Job, plan: Plan, degrees: dict[Pool, tuple[int, ...]]) -> _PassTable:
     """Prices of an inner stage with one and two layers, and of a first and a last with one."""
-    keys, classes = [], []
+    keys: list[tuple[int, str, int, int]] = []
+    classes: list[RankClass] = []
     for pool, tps in degrees.items():
         for tp, m in product(tps, MICRO_BATCHES):
             keys.append((pool.group, pool.gpu.name, tp, m))
@@ -335,7 +336,7 @@ def _share_replicas(
     slowest = [max(float(s[i, k]) for i, k in enumerate(divided)) for s in seconds]
     counts = np.arange(1, total + 1)
     kinds = tuple(
-        Kind(n, counts, np.ones(total), ((counts + pp - 1) * t)[None, :])
+        Kind(n, counts, np.ones(total), np.array([(counts + pp - 1) * t], float))
         for n, t in zip(replicas, slowest, strict=True)
     )
     split = solve_split(SplitProblem(kinds, total, np.ones(1)))

@@ -54,16 +54,25 @@ def _watts(candidate: Candidate) -> float:
 
 
 def rents_of(economics: Mapping[str, Any] | None, gpus: Mapping[str, int]) -> dict[str, float]:
-    """Money per GPU-hour: what the scenario says under ``economics.gpu_hour``, else the list's."""
-    from hardware_db.price_list import find_price
+    """Money per GPU-hour on demand: ``economics.rents`` of the scenario, else the price list.
 
-    given = (economics or {}).get("gpu_hour", {})
+    The list is in USD and counts times ``economics.exchange_rate``; GPUs without a price are left
+    out.
+    """
+    import hardware_db
+    from hardware_db.price_list import find_price
+    from simulator.spec.purchase_inputs import EconomicsInput
+
+    money = EconomicsInput.model_validate(dict(economics or {}))
+    given = {hardware_db.gpu(name).name: tiers for name, tiers in money.rents.items()}
     found = {}
     for name in gpus:
-        if name in given:
-            found[name] = float(given[name])
-        elif (listed := find_price("cloud", name, tier="on-demand")) is not None:
-            found[name] = listed.value
+        tiers = given.get(name, {})
+        listed = find_price("cloud", name, tier="on-demand", region=money.region)
+        if tiers:
+            found[name] = tiers.get("on-demand", next(iter(tiers.values()))).value
+        elif listed is not None:
+            found[name] = listed.value * (money.exchange_rate or 1.0)
     return found
 
 
@@ -92,7 +101,7 @@ def score(objective: Objective, m: Measures, gpus: int, deadline_s: float | None
 def _cost(m: Measures) -> float:
     if m.cost_per_1e9_tokens is None:
         raise UserError(
-            Problem("economics.gpu_hour", "a GPU of the cluster has no price",
-                    "economics: {gpu_hour: {h100-sxm-80gb: 2.5}}")
+            Problem("economics.rents", "a GPU of the cluster has no price",
+                    "economics: {rents: {h100-sxm-80gb: {on-demand: 2.5}}}")
         )  # fmt: skip
     return m.cost_per_1e9_tokens

@@ -156,4 +156,3 @@ def _any_fits(job: Job, base: Plan) -> bool:
     if job.stack.uneven_batches:
         return bool(plan_gpumix(job, base, Limits(whole_cluster=True)))
     return any(plan_alone(job, base, gpu) for gpu in job.cluster.counts())
-

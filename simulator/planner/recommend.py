@@ -152,9 +152,7 @@ def _limits(request: Request) -> Limits:
     return Limits(keeping, None if size is None else (int(size),), max_gpus=request.max_gpus)
 
 
-def _candidates(
-    job: Job, base: Plan, request: Request, known: list[Candidate]
-) -> list[Candidate]:
+def _candidates(job: Job, base: Plan, request: Request, known: list[Candidate]) -> list[Candidate]:
     """Plans over several GPU types, and GPUMix's splits, but for those far behind the known."""
     found: list[Candidate] = []
     fixed = request.fixed
@@ -191,13 +189,17 @@ def _first(found: list[Candidate]) -> Candidate | None:
 
 
 def _allowed(found: list[Candidate], request: Request) -> list[Candidate]:
-    """Candidates that keep the request's limits, each plan once."""
-    kept: dict[Plan, Candidate] = {}
+    """Candidates that keep the request's limits, each once.
+
+    Plans that differ in nothing that the GPUs notice (selective recomputation with a fused kernel)
+    have the same price and count as one.
+    """
+    kept: dict[tuple[Any, ...], Candidate] = {}
     for c in found:
         gpus = sum(c.gpus.values())
         within = request.max_gpus is None or gpus <= request.max_gpus
         if within and _keeps(c.layout.plan, request.fixed):
-            kept.setdefault(c.layout.plan, c)
+            kept.setdefault((tuple(c.gpus.items()), c.step_time_s, c.headroom), c)
     return list(kept.values())
 
 
@@ -270,4 +272,3 @@ def _front(ranked: list[Ranked]) -> tuple[Ranked, ...]:
         if not beaten:
             kept.append(r)
     return tuple(kept)
-

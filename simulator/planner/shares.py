@@ -8,9 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-def fill_shares(
-    caps: Sequence[float], counts: Sequence[int]
-) -> npt.NDArray[np.float64] | None:
+def fill_shares(caps: Sequence[float], counts: Sequence[int]) -> npt.NDArray[np.float64] | None:
     """Share of one rank of each class: min(cap, level) with one level that makes the sum 1.
 
     The largest share, and with it what uneven collectives cost, is as small as it can be.

@@ -170,9 +170,7 @@ def relax(kinds: tuple[Menu, ...], batch: int) -> Relaxed | None:
         for left, right in pairwise(hull.tolist()):
             width = int(menu.batch[right] - menu.batch[left])
             gain = float(menu.state[left] - menu.state[right])
-            segments.append(
-                (gain / width, float(menu.time_s[right]), right, i, left, width, gain)
-            )
+            segments.append((gain / width, float(menu.time_s[right]), right, i, left, width, gain))
     segments.sort(reverse=True)
     mixed = 0
     for _, _, _, i, left, width, gain in segments:

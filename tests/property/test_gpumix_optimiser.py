@@ -99,11 +99,7 @@ def test_a_limit_only_hides_what_is_not_better(problem: SplitProblem, part: floa
         assert limited.time_s == free.time_s
 
 
-@given(
-    st.lists(
-        st.tuples(st.floats(0.0, 1.0), st.integers(1, 8)), min_size=1, max_size=6
-    )
-)
+@given(st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(1, 8)), min_size=1, max_size=6))
 def test_shares_fill_up_as_evenly_as_caps_allow(rows: list[tuple[float, int]]) -> None:
     caps, counts = [c for c, _ in rows], [n for _, n in rows]
     shares = fill_shares(caps, counts)

@@ -60,9 +60,7 @@ def test_more_gpus_never_lower_planned_throughput(more: dict[str, Any], style: i
 
 
 def test_a_larger_group_never_lowers_planned_throughput() -> None:
-    rates = [
-        best(job([V100 | {"count": n}, A100 | {"count": 1}])).tokens_per_s for n in (1, 2, 3)
-    ]
+    rates = [best(job([V100 | {"count": n}, A100 | {"count": 1}])).tokens_per_s for n in (1, 2, 3)]
     assert rates == sorted(rates)
 
 

@@ -72,7 +72,7 @@ def test_weights_decide_who_gets_how_much() -> None:
 
 def test_equal_gpus_split_over_two_options_only_where_they_must() -> None:
     sizes = np.arange(1, 9)
-    kind = Kind(4, sizes, np.ones(8), sizes[None, :] * 1.0)
+    kind = Kind(4, sizes, np.ones(8), np.array([sizes], float))
     for batch, used in ((12, 1), (13, 2)):
         found = solve_split(SplitProblem((kind,), batch, np.ones(1)))
         assert found is not None and len(found.choices[0]) == used
