@@ -33,7 +33,7 @@ from simulator.planner.grid_time import StepTimes
 from simulator.planner.site import group_batch, single_gpu
 from simulator.planner.space import PlanGrid, groups
 from simulator.planner.stages import Held, StageKinds, stage_kinds
-from simulator.planner.tables import Table, stacked
+from simulator.planner.tables import Tables, stacked
 from simulator.spec.plan import SCHEDULES, Plan
 from simulator.spec.resolve_plan import Case
 
@@ -59,21 +59,23 @@ class GridMemory:
 class GridPricer:
     """Prices plans of one case; ``like`` holds what a grid doesn't (precision, optimiser, ...).
 
-    Tables of prices grow with what is asked and are kept between calls.
+    Tables of prices grow with what is asked and are kept between calls; pricers of one case that
+    differ in ``like`` may share ``tables``.
 
     Raises:
         UserError: the cluster mixes GPU types or nodes.
     """
 
-    def __init__(self, case: Case, like: Plan) -> None:
+    def __init__(self, case: Case, like: Plan, tables: Tables | None = None) -> None:
         if len(case.cluster.groups) != 1:
             raise UserError("grids of plans need one node group of equal GPUs")
         self.case, self.like = case, like
         self.gpu = single_gpu(case.cluster)
         self.recipe = case.stack.recipe(like.precision)
-        self._states: dict[tuple[int, int, int], Table] = {}
-        self._bytes = Table(self._price_bytes)
-        self._times = StepTimes(case, like, self.gpu, self.recipe)
+        self._tables = Tables() if tables is None else tables
+        one = ("bytes", like.precision, like.attention, like.compile)
+        self._bytes = self._tables.get(one, self._price_bytes)
+        self._times = StepTimes(case, like, self.gpu, self.recipe, self._tables)
 
     def step_time_s(self, grid: PlanGrid) -> Floats:
         """Seconds of a step of each plan."""
@@ -118,10 +120,10 @@ class GridPricer:
     def _slot(self, grid: PlanGrid, kinds: StageKinds, slot: int, schedule: int) -> GridMemory:
         """One stage of each plan of a group."""
         case, like = self.case, self.like
-        key = (kinds.pp, kinds.vpp, slot)
-        if key not in self._states:
-            self._states[key] = Table(partial(self._price_state, kinds, slot))
-        table = self._states[key]
+        asked = (like.precision, like.optimizer, like.offload)
+        table = self._tables.get(
+            ("state", *asked, kinds.pp, kinds.vpp, slot), partial(self._price_state, kinds, slot)
+        )
         state_rows = table.rows(
             grid.tp, grid.cp, grid.dp, grid.ep, grid.sharding, grid.shard_degree
         )

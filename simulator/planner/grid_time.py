@@ -11,14 +11,15 @@ import numpy.typing as npt
 
 from hardware_db.schema import GpuSpec
 from simulator.cost.batch import RankBatch
+from simulator.cost.communication import send_s
 from simulator.cost.pricing import PieceTimes, RankTimes, price_ranks
 from simulator.evaluate.sharded_form import ShardedUnit, sharded_pass_s, sharded_waits_s
 from simulator.evaluate.uniform import Kinds, UniformPipeline, UniformSync, uniform_step_s
 from simulator.graph.pipelined import exposed_reduction_s
-from simulator.planner.site import group_batch, make_context, make_site
+from simulator.planner.site import group_batch, joined_batches, make_context, make_site
 from simulator.planner.space import LAYERED, Group, PlanGrid, groups
 from simulator.planner.stages import Held, StageKinds, stage_kinds
-from simulator.planner.tables import Table, stacked
+from simulator.planner.tables import Table, Tables, stacked
 from simulator.spec.plan import SCHEDULES, Plan, Sharding
 from simulator.spec.resolve_plan import Case
 from simulator.spec.stack import PrecisionRecipe
@@ -62,16 +63,20 @@ class Weights:
 class StepTimes:
     """Prices kernels, collectives and steps of one case; keeps its tables between calls."""
 
-    def __init__(self, case: Case, like: Plan, gpu: GpuSpec, recipe: PrecisionRecipe) -> None:
+    def __init__(
+        self, case: Case, like: Plan, gpu: GpuSpec, recipe: PrecisionRecipe, tables: Tables
+    ) -> None:
         self.case, self.like, self.gpu, self.recipe = case, like, gpu, recipe
         self.site = make_site(case, gpu)
         framework, tuned = case.stack.framework, self.site.tuning
         per_batch, per_step = tuned.micro_batch_overhead_s, tuned.step_overhead_s
         self.overhead_s = framework.micro_batch_overhead_s if per_batch is None else per_batch
         self.step_overhead_s = framework.step_overhead_s if per_step is None else per_step
-        self._kernels = Table(self._price_kernels)
-        self._sync = Table(self._price_sync)
-        self._send = Table(self._price_send)
+        kernels = (like.precision, like.attention, like.compile, like.offload == "activations")
+        sync = (like.precision, like.optimizer, like.offload in ("optimizer", "state"))
+        self._kernels = tables.get(("kernels", *kernels), self._price_kernels)
+        self._sync = tables.get(("sync", *sync), self._price_sync)
+        self._send = tables.get(("send", like.precision), self._price_send)
         self._waits: dict[tuple[int, int], Table] = {}
         self.pieces = [p for p in _PIECES if self._has(p)]
 
@@ -266,42 +271,48 @@ class StepTimes:
         return stacked(columns, len(tp))
 
     def _price_sync(self, *key: Ints) -> Floats:
+        """Reductions and gathers of each piece, and the optimiser of the rank that holds most."""
         tp, cp, dp, ep, pp, sharding, shard_degree = key
         one, no = np.ones_like(tp), np.zeros_like(tp)
         grid = PlanGrid(tp, pp, cp, dp, one, one, ep, one, no, no, sharding, shard_degree)
-        result = np.empty((2 * len(self.pieces) + 1, len(tp)))
-        for group in groups(grid):
+        held = [(g.of(grid), g, stage_kinds(self.case.model, g.pp, 1)) for g in groups(grid)]
+        batches = [
+            group_batch(self.case, part, *stage)
+            for part, _, kinds in held
+            for stage in kinds.fullest
+        ]
+        sizes = [len(part) for part, _, kinds in held for _ in kinds.fullest]
+        priced = self._rank_times(joined_batches(batches, sizes))
+        columns = [
+            np.broadcast_to(getattr(priced, f"{what}_{name}"), (sum(sizes),))
+            for name in self.pieces
+            for what in ("reduce", "gather")
+        ]
+        result = np.zeros((len(columns) + 1, len(tp)))
+        start = 0
+        for part, group, kinds in held:
             at: Any = slice(None) if group.rows is None else group.rows
-            part = group.of(grid)
-            priced = self._rank_times(self._whole(part))
-            columns = []
-            for name in self.pieces:
-                columns += [getattr(priced, f"reduce_{name}"), getattr(priced, f"gather_{name}")]
-            result[:, at] = stacked([*columns, self._slowest_update(part, group.pp)], len(part))
+            result[:-1, at] = [column[start : start + len(part)] for column in columns]
+            for _ in kinds.fullest:
+                update = priced.optimizer[start : start + len(part)]
+                result[-1, at] = np.maximum(result[-1, at], update)
+                start += len(part)
         return result
-
-    def _slowest_update(self, grid: PlanGrid, pp: int) -> Floats:
-        """Optimiser step of the rank that holds the most."""
-        slowest = np.zeros(len(grid))
-        for stage, held in stage_kinds(self.case.model, pp, 1).fullest:
-            batch = group_batch(self.case, grid, stage, held)
-            slowest = np.maximum(slowest, self._rank_times(batch).optimizer)
-        return slowest
 
     def _price_send(self, *key: Ints) -> Floats:
         """Sends of the pipeline's slowest link: between nodes as soon as one pair of stages is."""
         tp, cp, dp, pp, vpp, micro_batch, split = key
         one, no = np.ones_like(tp), np.zeros_like(tp)
         grid = PlanGrid(tp, pp, cp, dp, vpp, one, one, micro_batch, split, no, no, no)
-        width = tp * cp * dp
-        crossing = np.maximum(-(-self.site.network.gpus_per_node // width) - 1, 0)
-        stage = np.minimum(crossing, np.maximum(pp - 2, 0)).astype(float)
-        result = np.empty((1, len(tp)))
-        for group in groups(grid):
-            at: Any = slice(None) if group.rows is None else group.rows
-            batch = group_batch(self.case, group.of(grid), 0, Held(1.0, 0.0))
-            result[0, at] = self._rank_times(replace(batch, stage=stage[at])).send
-        return result
+        crossing = np.maximum(-(-self.site.network.gpus_per_node // (tp * cp * dp)) - 1, 0)
+        batch = replace(
+            group_batch(self.case, grid, 0, Held(1.0, 0.0)),
+            stage=np.minimum(crossing, np.maximum(pp - 2, 0)).astype(float),
+            pp=pp.astype(float),
+            vpp=vpp.astype(float),
+        )
+        ctx = make_context(self.case, self.like, self.gpu, self.recipe, batch)
+        return stacked([send_s(ctx, self.site.network)], len(tp))
 
     def _whole(self, grid: PlanGrid) -> RankBatch:
         """Ranks that hold the whole model, so that FULL recompute covers all layers."""

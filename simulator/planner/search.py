@@ -21,7 +21,8 @@ from simulator.analysis.predict import evaluate
 from simulator.cost.pricing import price_layout
 from simulator.errors import Problem, UserError
 from simulator.planner.grid import GridPricer
-from simulator.planner.space import CHUNK, RULE_TEXTS, Axes, PlanGrid, Space, default_axes
+from simulator.planner.space import CHUNK, RULE_TEXTS, PlanGrid, Space, default_axes
+from simulator.planner.tables import Tables
 from simulator.spec.cluster import Cluster
 from simulator.spec.layout import build_layout
 from simulator.spec.plan import SCHEDULES, Plan, Recompute
@@ -96,8 +97,9 @@ def search(
     case = Case(scenario.model, scenario.workload, cluster, scenario.stack)
     axes = default_axes(case, _axis_codes(fixed or {}))
     best = _Best(top, float(scenario.workload.tokens_per_step))
+    tables = Tables()
     for like in _variants(scenario.plan or Plan(), options or {}):
-        _look(case, like, axes, accepted, best)
+        _look(Space(case, axes), GridPricer(case, like, tables), accepted, best)
     found = sorted((_exact(case, f) for f in best.plans()), key=lambda f: f.step_time_s)
     priced = {f.plan: f for f in found}
     return SearchResult(
@@ -107,7 +109,7 @@ def search(
         considered=best.considered,
         legal=best.legal,
         fitting=best.fitting,
-        left_out=dict(sorted(best.left_out.items(), key=lambda kv: -kv[1])),
+        left_out={why: n for why, n in best.left_out.most_common() if n},
         seconds=time.perf_counter() - started,
     )
 
@@ -150,10 +152,9 @@ def _variants(like: Plan, options: Mapping[str, Sequence[Any]]) -> Iterator[Plan
         yield replace(like, **dict(zip(options, values, strict=True)))
 
 
-def _look(case: Case, like: Plan, axes: Axes, risk: float, best: _Best) -> None:
+def _look(space: Space, pricer: GridPricer, risk: float, best: _Best) -> None:
     """All plans of one variant."""
-    space = Space(case, axes)
-    pricer = GridPricer(case, like)
+    like = pricer.like
     usable = float(pricer.gpu.usable_memory_bytes)
     for chunk in space.chunks(CHUNK):
         best.legal += len(chunk)
@@ -168,8 +169,7 @@ def _look(case: Case, like: Plan, axes: Axes, risk: float, best: _Best) -> None:
         best.add(some, pricer.step_time_s(some), memory.oom_risk[fits], headroom, like)
     best.considered += space.considered
     best.left_out.update({RULE_TEXTS[rule]: n for rule, n in space.left_out.items()})
-    if best.legal > best.fitting:
-        best.left_out[DOES_NOT_FIT] = best.legal - best.fitting
+    best.left_out[DOES_NOT_FIT] = best.legal - best.fitting
 
 
 class _Best:

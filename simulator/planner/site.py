@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import fields
+
 import numpy as np
 import numpy.typing as npt
 
@@ -93,3 +96,16 @@ def group_batch(case: Case, grid: PlanGrid, stage: int, held: Held) -> RankBatch
         recompute=real(grid.recompute),
         recompute_layers=np.where(full, held.dense + held.moe, 0.0),
     )
+
+
+def joined_batches(batches: Sequence[RankBatch], sizes: Sequence[int]) -> RankBatch:
+    """Rows of several batches after each other; ``sizes`` are their lengths."""
+
+    def column(name: str) -> Floats:
+        parts = [
+            np.broadcast_to(getattr(batch, name), (size,))
+            for batch, size in zip(batches, sizes, strict=True)
+        ]
+        return np.concatenate(parts)
+
+    return RankBatch(**{f.name: column(f.name) for f in fields(RankBatch)})

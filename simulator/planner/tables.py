@@ -91,6 +91,19 @@ class Table:
         self.values = np.concatenate([self.values, prices], axis=1) if start else prices
 
 
+class Tables:
+    """Tables by what their prices depend on, shared by all that ask the same of one case."""
+
+    def __init__(self) -> None:
+        self._tables: dict[tuple[Any, ...], Table] = {}
+
+    def get(self, key: tuple[Any, ...], price: Callable[..., Floats]) -> Table:
+        """The table of a key, made with ``price`` the first time."""
+        if key not in self._tables:
+            self._tables[key] = Table(price)
+        return self._tables[key]
+
+
 def stacked(columns: Sequence[Any], rows: int) -> Floats:
     """Scalars and arrays as the fields of a table's prices, shape (columns, rows)."""
     return np.stack([np.broadcast_to(np.asarray(c, float), (rows,)) for c in columns])
