@@ -19,6 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 
 Numbers = NDArray[np.float64]
 
+#: Rates below once in thirty million years are none: their reciprocals would overflow.
+_NEVER = 1e-15
+
 #: More spares than any cluster has.
 MAX_SPARES = 10_000
 
@@ -98,7 +101,7 @@ def expected_goodput(r: Reliability, interval_s: ArrayLike) -> Numbers:
     interruptions also while restarting, M e^(R/M) (e^((tau + delta)/M) - 1). The wait for repairs,
     in which nothing can fail, is added to each interruption.
     """
-    rate, tau = np.asarray(r.interruptions_per_s, float), np.asarray(interval_s, float)
+    rate, tau = _rate(r), np.asarray(interval_s, float)
     stretch = tau + np.asarray(r.checkpoint_s, float)
     # Exponents beyond 500 mean that nothing ever finishes; the share is 0 long before.
     work = np.minimum(rate * stretch, 500.0)
@@ -112,11 +115,16 @@ def expected_goodput(r: Reliability, interval_s: ArrayLike) -> Numbers:
 
 def best_goodput(r: Reliability) -> tuple[Numbers, Numbers]:
     """Daly's interval and the goodput that it gives; a run without interruptions needs none."""
-    rate = np.asarray(r.interruptions_per_s, float)
+    rate = _rate(r)
     mean = np.where(rate > 0, 1.0 / np.where(rate > 0, rate, 1.0), 1e12)
     # Checkpoints that cost nothing would be taken all the time: at least a second apart.
     interval = np.maximum(daly_interval_s(r.checkpoint_s, mean), 1.0)
     return interval, expected_goodput(r, interval)
+
+
+def _rate(r: Reliability) -> Numbers:
+    rate = np.asarray(r.interruptions_per_s, float)
+    return np.asarray(np.where(rate < _NEVER, 0.0, rate))
 
 
 def spares_that_pay(swaps_per_s: float, repair_s: float, n_nodes: int) -> int:

@@ -25,6 +25,8 @@ Inputs = Mapping[str, Numbers]
 _Z90 = NormalDist().inv_cdf(0.9)
 #: Draws are cut at this many standard deviations: no input is believed beyond.
 _CUT = 2.5
+#: A wider range isn't a factor of uncertainty any more: its logarithm would run away.
+_WIDEST = 1e4
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,12 @@ class Uncertain:
     def at(self, z: Numbers) -> Numbers:
         """Quantiles at standard-normal scores: log-normal on each side of the median.
 
-        Where ``low`` is zero that side is normal and cut at ``least``.
+        Where ``low`` is zero, or far below ``high``, normal on each side and cut at ``least``.
         """
         z = np.clip(z, -_CUT, _CUT)
         if self.is_certain:
             return np.full_like(np.asarray(z, float), self.value)
-        if self.low > 0:
+        if self.low > 0 and self.high < _WIDEST * self.low:
             up, down = math.log(self.high / self.value), math.log(self.value / self.low)
             found = self.value * np.exp(z / _Z90 * np.where(z > 0, up, down))
         else:

@@ -18,7 +18,7 @@ from simulator.analysis.prediction import Prediction
 from simulator.cost.pricing import price_layout
 from simulator.errors import UserError
 from simulator.planner.candidate import Candidate
-from simulator.planner.gpumix import LAYERED, Limits, plan_gpumix
+from simulator.planner.gpumix import LAYERED, STYLES, Limits, plan_gpumix
 from simulator.planner.mixed_pipeline import plan_mixed_pipelines
 from simulator.planner.rank_tables import Job
 from simulator.planner.recommend import base_plan
@@ -95,7 +95,10 @@ def _uneven(scenario: Scenario) -> list[Found]:
     scenario = replace(scenario, stack=stack)
     job = Job(scenario.model, scenario.workload, scenario.cluster, stack, scenario.risk)
     base = base_plan(scenario, {})
-    candidates: list[Candidate] = plan_gpumix(job, base, Limits(), style=LAYERED, top=1)
+    candidates: list[Candidate] = []
+    # Mixed clusters have pipelines beside; for equal GPUs the other styles are quickly tried.
+    for style in (LAYERED,) if scenario.cluster.is_mixed else STYLES:
+        candidates += plan_gpumix(job, base, Limits(), style=style, top=1)
     if scenario.cluster.is_mixed:
         candidates += plan_mixed_pipelines(job, base, top=1)
     return [

@@ -94,9 +94,6 @@ def check_purchase(
         _check_money(money, report)
     if entry is None:
         return
-    if money is None or money.currency is None:
-        report.error(("economics", "currency"), "the currency is missing",
-                     "add economics: {currency: USD}")  # fmt: skip
     if entry.horizon_years > MAX_HORIZON_YEARS:
         report.error(("purchase", "horizon_years"), f"{entry.horizon_years:g} years is too long",
                      f"at most {MAX_HORIZON_YEARS:g}")  # fmt: skip
@@ -112,6 +109,16 @@ def check_purchase(
         _check_candidate(candidate, entry.owned, data, path, report)
     if entry.search is not None:
         _check_search(entry.search, entry, report)
+
+
+def check_currency(data: Mapping[str, Any], report: Collector) -> None:
+    """Record a missing currency, also where other faults keep the sections from being read."""
+    money = data.get("economics")
+    if data.get("purchase") is None or not (money is None or isinstance(money, dict)):
+        return
+    if not money or money.get("currency") is None:
+        report.error(("economics", "currency"), "the currency is missing",
+                     "add economics: {currency: USD}")  # fmt: skip
 
 
 def _check_money(money: EconomicsInput, report: Collector) -> None:
@@ -287,9 +294,7 @@ def _candidate(entry: CandidateInput, raw: Mapping[str, Any], scenario: Scenario
         ),
         sell=entry.sell,
         wait_years=entry.wait_years,
-        settings={
-            key: raw[key] for key in ("fabric", "stack", "plan") if raw.get(key) is not None
-        },
+        settings={key: raw[key] for key in ("fabric", "stack", "plan") if raw.get(key) is not None},
     )
 
 

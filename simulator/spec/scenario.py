@@ -25,7 +25,7 @@ from simulator.spec.problems import Collector
 from simulator.spec.resolve import resolve_model, resolve_stack
 from simulator.spec.resolve_cluster import resolve_cluster
 from simulator.spec.resolve_plan import Case, default_stack, resolve_plan
-from simulator.spec.resolve_purchase import check_purchase
+from simulator.spec.resolve_purchase import check_currency, check_purchase
 from simulator.spec.sections import ScenarioInput, SectionsInput
 from simulator.spec.stack import Stack
 from simulator.spec.workload import Workload
@@ -126,6 +126,7 @@ def scenario_from_source(text: SourceText, folder: Path) -> Scenario:
         case = Case(model, workload, cluster, stack)
         plan = _plan(entry, case, report) if entry is not None else None
     sweep = _sweep(data.get("sweep"), report)
+    check_currency(data, report)
     if sections is not None:
         check_purchase(sections.purchase, sections.economics, data, report)
     report.raise_if_any()
