@@ -50,14 +50,14 @@ def layout_time_spread(layout: Layout, table: Mapping[str, Any] | None = None) -
     groups, spread = found.get("groups", {}), found.get("spread", {})
     gpus = list({c.gpu.name: c.gpu for c in layout.classes}.values())
     stack = layout.stack.name
-    if not spread or stack not in groups:
+    if stack not in spread:
         return prior_time_spread(len(gpus), any(rates(g).basis != "measured" for g in gpus))
     widest, basis = 0.0, ""
     for gpu in gpus:
         key = f"{stack}/{gpu.name}"
         own = key in groups
         sigma = max(
-            float(spread["between_sources" if own else "other_gpu"]),
+            float(spread[stack]["between_sources" if own else "other_gpu"]),
             float(groups[key if own else stack]["sigma"]),
         )
         if sigma > widest:

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from hardware_db.schema import GpuSpec
+from simulator.cost.kernel_rates import rates
 from simulator.cost.network import LinkParams, Network
 
 
@@ -98,12 +99,15 @@ def step_calibration() -> dict[str, Any]:
 
 
 def tuning(stack: str, gpu: GpuSpec, table: Mapping[str, Any] | None = None) -> Tuning:
-    """The calibration of a stack on a GPU: its own, else its architecture's, else the stack's.
+    """The calibration of a stack on a GPU: its own, else the stack's for GPUs like it.
 
+    A GPU without rows takes what its stack does on GPUs whose kernels were measured, or on those
+    whose kernel rates are transferred; a stack without rows takes the middle of the others.
     ``table`` is a parsed calibration (default: the shipped one).
     """
     groups = (step_calibration() if table is None else table).get("groups", {})
-    for key in (f"{stack}/{gpu.name}", f"{stack}/{gpu.architecture}", stack, "any"):
+    transferred = f"{stack}/transferred" if rates(gpu).basis != "measured" else stack
+    for key in (f"{stack}/{gpu.name}", transferred, stack, "any"):
         if key in groups:
             return tuning_from_mapping(groups[key]["parameters"], f"calibrated ({key})")
     return Tuning()

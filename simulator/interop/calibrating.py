@@ -3,7 +3,9 @@
 A group is a stack on a GPU type. Host times (launches, overheads) belong to the stack: a pooled
 fit over all its GPUs gives the prior of every group. Factors on kernels and links belong to the
 GPU: every group is drawn to 1 anew. A GPU without rows takes the geometric mean of its stack's
-groups, drawn to 1 as if by one neutral group more (leave-one-GPU-out measures how good that is).
+groups, drawn to 1 as if by two neutral groups more; GPUs whose kernels were measured and GPUs whose
+kernel rates are transferred make a mean each, since transferred rates are best cases
+(leave-one-GPU-out measures how good that is).
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from typing import Any
 import numpy as np
 import yaml
 
+import hardware_db
 from simulator.cost.calibration import BOUNDS, Tuning, tuning_from_mapping
+from simulator.cost.kernel_rates import rates
 from simulator.errors import Problem, UserError
 from simulator.interop.fitting import (
     PRIOR_SIGMA,
@@ -62,14 +66,10 @@ _HEADER = """\
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Log errors of rows that the fit behind them has not seen, by left-out group."""
+    """Log errors of rows that the fit behind them has not seen, by left-out group and by stack."""
 
     by: Mapping[str, tuple[float, ...]]
-
-    @property
-    def all(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Every held-out log error."""
-        return np.array([e for errors in self.by.values() for e in errors])
+    by_stack: Mapping[str, tuple[float, ...]]
 
 
 def timed_runs(cases: Iterable[RunCase]) -> list[TimedRun]:
@@ -111,7 +111,7 @@ def build_table(
         neutral = with_stack_times(Tuning(), rows[0].layout)
         pooled = fit(rows, neutral, PARAMETERS, iterations=3)
         prior = _group_start(neutral, pooled.tuning)
-        found: list[Tuning] = []
+        found: dict[str, Tuning] = {}
         for gpu in sorted({r.gpu for r in rows}):
             own_all = [r for r in everything if r.gpu == gpu]
             if len(own_all) < SMALLEST_GROUP:
@@ -119,11 +119,15 @@ def build_table(
             own = _sample(own_all, ROWS_PER_SOURCE)
             progress(f"{stack}/{gpu}: {len(own)} rows")
             result = fit(own, prior, PARAMETERS, iterations=6, prior_sigma=_GROUP_SIGMA)
-            found.append(result.tuning)
+            found[gpu] = result.tuning
             groups[f"{stack}/{gpu}"] = _entry(result, own, own_all)
-        middle = _for_unseen_gpus(pooled.tuning, found)
-        scored = replace(pooled, tuning=middle, residuals=log_residuals(rows, middle))
-        groups[stack] = _entry(scored, rows, everything)
+        for measured, name in ((True, stack), (False, f"{stack}/transferred")):
+            middle = _for_unseen_gpus(
+                pooled.tuning, [t for g, t in found.items() if is_measured(g) == measured]
+            )
+            near = [r for r in rows if is_measured(r.gpu) == measured] or rows
+            scored = replace(pooled, tuning=middle, residuals=log_residuals(near, middle))
+            groups[name] = _entry(scored, near, [r for r in everything if r in near])
     groups["any"] = _for_other_stacks([g for name, g in groups.items() if "/" not in name])
     return {"groups": groups}
 
@@ -132,6 +136,15 @@ _GROUP_SIGMA = {
     name: sigma * (_HOST_PRIOR if name in HOST_PARAMETERS else 1.0)
     for name, sigma in PRIOR_SIGMA.items()
 }
+
+
+#: Weight of "as alone" beside the groups that a mean is taken over.
+_NEUTRAL_GROUPS = 2
+
+
+def is_measured(gpu: str) -> bool:
+    """Whether the kernel rates of a GPU were measured on it."""
+    return rates(hardware_db.gpu(gpu)).basis == "measured"
 
 
 def _group_start(neutral: Tuning, pooled: Tuning) -> Tuning:
@@ -145,7 +158,7 @@ def _for_unseen_gpus(pooled: Tuning, groups: Sequence[Tuning]) -> Tuning:
     values: dict[str, Any] = {}
     for name in GPU_PARAMETERS:
         logs = [math.log(getattr(g, name)) for g in groups]
-        values[name] = math.exp(math.fsum(logs) / (len(logs) + 1))
+        values[name] = math.exp(math.fsum(logs) / (len(logs) + _NEUTRAL_GROUPS))
     return replace(pooled, **values)
 
 
@@ -242,6 +255,7 @@ def held_out(
     computed exactly. At most ROWS_PER_SOURCE rows of a source and GPU take part.
     """
     errors: dict[str, list[float]] = {}
+    stacks: dict[str, list[float]] = {}
     for stack in sorted({r.layout.stack.name for r in runs}):
         rows = tuple(_sample([r for r in runs if r.layout.stack.name == stack], ROWS_PER_SOURCE))
         progress(f"derivatives of {len(rows)} {stack} rows")
@@ -251,7 +265,10 @@ def held_out(
         for name in sorted({key(r) for r in rows}):
             scored = _fold(linear, name, key, neutral)
             errors.setdefault(name, []).extend(scored)
-    return HeldOut({name: tuple(values) for name, values in errors.items()})
+            stacks.setdefault(stack, []).extend(scored)
+    return HeldOut(
+        {k: tuple(v) for k, v in errors.items()}, {k: tuple(v) for k, v in stacks.items()}
+    )
 
 
 def _fold(
@@ -266,11 +283,17 @@ def _fold(
         near = linear.rows(lambda r, g=gpu: key(r) != name and r.gpu == g)  # type: ignore[misc]
         if len(near) >= SMALLEST_GROUP:
             groups[gpu] = linear.local.solve(near, prior, _GROUP_SIGMA)
-    unseen = _for_unseen_gpus(prior, list(groups.values()))
+    unseen = {
+        measured: _for_unseen_gpus(
+            prior, [t for g, t in groups.items() if is_measured(g) == measured]
+        )
+        for measured in (True, False)
+    }
     found = []
     for run in linear.runs:
         if key(run) == name:
-            found.extend(log_residuals([run], groups.get(run.gpu, unseen)).tolist())
+            tuned = groups.get(run.gpu, unseen[is_measured(run.gpu)])
+            found.extend(log_residuals([run], tuned).tolist())
     return found
 
 
@@ -282,14 +305,17 @@ def tuning_of(table: Mapping[str, Any], stack: str) -> Tuning:
 def with_spreads(table: dict[str, Any], sources: HeldOut, gpus: HeldOut) -> dict[str, Any]:
     """The table with what held-out rows say about sureness.
 
-    ``between_sources`` is the log-spread of errors on sources that a fit hasn't seen, and
-    ``other_gpu`` on GPUs that it hasn't seen.
+    By stack, ``between_sources`` is the log-spread of errors on sources that a fit hasn't seen
+    and ``other_gpu`` on GPUs that it hasn't seen.
     """
     return {
         **table,
         "spread": {
-            "between_sources": _rounded(spread_of(sources.all)),
-            "other_gpu": _rounded(spread_of(gpus.all)),
+            stack: {
+                "between_sources": _rounded(spread_of(np.array(sources.by_stack[stack]))),
+                "other_gpu": _rounded(spread_of(np.array(gpus.by_stack[stack]))),
+            }
+            for stack in sorted(sources.by_stack)
         },
     }
 
