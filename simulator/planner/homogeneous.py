@@ -36,13 +36,15 @@ def plan_alone(
     """
     part, origin = part_of(job.cluster, gpu)
     alone = replace(job, cluster=part)
-    kind = homogeneous_kind(part.n_gpus, gpu)
+    kind = homogeneous_kind(part.n_gpus, gpu) if job.cluster.is_mixed else "uniform plan"
     found: list[Candidate] = []
     if job.stack.uneven_batches:
         for style in STYLES:
             found += plan_gpumix(alone, base, limits, style=style, top=top, kind=kind)
     found += _uniform(alone, base, kind, top, fixed or {}, limits.max_gpus)
     found.sort(key=lambda c: c.step_time_s)
+    if not job.cluster.is_mixed and part.n_gpus == job.cluster.n_gpus:
+        return found[:top]
     whole = [price(kind, job, on_whole_cluster(c.layout, origin), c.bound_s) for c in found[:top]]
     return sorted(whole, key=lambda c: c.step_time_s)
 

@@ -4,8 +4,8 @@ Tensor parallelism stays inside a node and a GPU type. Two families are searched
 every pipeline runs through all GPU types, with layers divided among unequal stages by dynamic
 programming under each stage's memory; the orders of the types are tried, big-memory ones first
 among them (early stages hold more activations), and the head counts on the last stage. *Replicas
-by type*: every pipeline stays inside one GPU type and types take batches by their speed, where the
-stack runs uneven batches.
+by type*: every pipeline stays inside one GPU type and types take batches by their speed, or equal
+ones where the stack runs no other.
 
 Plans are ranked by a lower bound (micro-batches times the slowest stage) from the same prices as
 everything else, and priced in full while the bound can still win.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import permutations, product
+from itertools import combinations, permutations, product
 
 import numpy as np
 
@@ -118,12 +118,19 @@ def _bounded_plans(
     for recompute in Recompute:
         plan = _pipeline_base(base, recompute)
         table = _pass_table(job, plan, degrees)
-        for shape in _shapes(job, pools, degrees, recompute, base.cp):
-            found = _divide(job, plan, shape, table)
-            if found is not None:
-                yield found
-        if job.stack.uneven_batches:
-            yield from _replicated(job, plan, pools, degrees, table)
+        for used in _mixtures(pools):
+            for shape in _shapes(job, used, degrees, recompute, base.cp):
+                found = _divide(job, plan, shape, table)
+                if found is not None:
+                    yield found
+            yield from _replicated(job, plan, used, degrees, table)
+
+
+def _mixtures(pools: tuple[Pool, ...]) -> list[tuple[Pool, ...]]:
+    """All pools, and smaller choices of more than one GPU type while those are few."""
+    sizes = range(len(pools), 1, -1) if len(pools) <= _ALL_ORDERS else (len(pools),)
+    chosen = [c for size in sizes for c in combinations(pools, size)]
+    return [c for c in chosen if len({p.gpu.name for p in c}) > 1]
 
 
 def _pipeline_base(base: Plan, recompute: Recompute) -> Plan:
@@ -335,8 +342,12 @@ def _share_replicas(
         return None
     slowest = [max(float(s[i, k]) for i, k in enumerate(divided)) for s in seconds]
     counts = np.arange(1, total + 1)
+    if not job.stack.uneven_batches:
+        counts = counts[counts * sum(replicas) == total]
+        if len(counts) == 0:
+            return None
     kinds = tuple(
-        Kind(n, counts, np.ones(total), np.array([(counts + pp - 1) * t], float))
+        Kind(n, counts, np.ones(len(counts)), np.array([(counts + pp - 1) * t], float))
         for n, t in zip(replicas, slowest, strict=True)
     )
     split = solve_split(SplitProblem(kinds, total, np.ones(1)))

@@ -113,7 +113,9 @@ def _type_sentences(
     found = []
     unused = [gpu for gpu in others if gpu not in best.gpus]
     if unused:
-        found.append(f"adding {', '.join(unused)} does not help: the best plan leaves them idle")
+        found.append(
+            f"adding {', '.join(unused)} does not help: the best plan found leaves them idle"
+        )
     elif gain < WORTH:
         found.append(
             f"adding {words} to the {single.kind.removesuffix(' alone')} gains only {gain:.1%}: "

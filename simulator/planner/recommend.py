@@ -92,11 +92,12 @@ def recommend(scenario: Scenario, request: Request = Request()) -> Recommendatio
     job = Job(scenario.model, scenario.workload, scenario.cluster, scenario.stack, risk)
     base = base_plan(scenario, request.fixed)
     rents = rents_of(scenario.economics, scenario.cluster.counts())
-    alone = {gpu: _first(_alone(job, base, gpu, request)) for gpu in scenario.cluster.counts()}
+    by_type = {gpu: _alone(job, base, gpu, request) for gpu in scenario.cluster.counts()}
+    alone = {gpu: plans[0] if plans else None for gpu, plans in by_type.items()}
     baselines = _baselines(job, base)
-    found = [c for c in alone.values() if c is not None]
+    found = [c for plans in by_type.values() for c in plans]
     found += [b.plan for b in baselines.values() if b.plan is not None and b.fits]
-    found += _candidates(job, base, request, found)
+    found = _candidates(job, base, request, found) + found
     ranked = sorted(
         (_rank_key(c, request, rents) for c in _allowed(found, request)), key=lambda r: r[0]
     )
@@ -181,11 +182,8 @@ def _degrees(job: Job, style: Style, fixed: Mapping[str, Any]) -> tuple[int, ...
 
 
 def _alone(job: Job, base: Plan, gpu: str, request: Request) -> list[Candidate]:
-    return plan_alone(job, base, gpu, _limits(request), fixed=request.fixed)
-
-
-def _first(found: list[Candidate]) -> Candidate | None:
-    return found[0] if found else None
+    top = 1 if job.cluster.is_mixed else request.top
+    return plan_alone(job, base, gpu, _limits(request), fixed=request.fixed, top=top)
 
 
 def _allowed(found: list[Candidate], request: Request) -> list[Candidate]:

@@ -129,7 +129,8 @@ def _table(answer: Recommendation) -> Table:
             table.add_row(f"   {label}: {b.reason}")
         else:
             table.add_row(f"   {label}" + ("" if b.fits else " (does not fit)"), *_cells(b.plan))
-    for gpu, c in answer.alone.items():
+    single = answer.alone if answer.scenario.cluster.is_mixed else {}
+    for gpu, c in single.items():
         if c is None:
             table.add_row(f"   {gpu} alone: nothing fits")
         else:
@@ -153,19 +154,20 @@ def _cells(c: Candidate) -> list[str]:
 def plan_words(c: Candidate) -> str:
     """A plan in one line."""
     plan = c.layout.plan
-    head = [
-        f"dp {c.layout.dp}", f"tp {plan.tp}", f"pp {plan.pp}", plan.sharding.name.lower(),
-        f"recompute {plan.recompute.name.lower()}",
-    ]  # fmt: skip
+    degrees = {"dp": c.layout.dp, "tp": plan.tp, "pp": c.layout.classes[0].pp, "cp": plan.cp,
+               "ep": plan.ep, "vpp": plan.vpp}  # fmt: skip
+    head = [f"{name} {n}" for name, n in degrees.items() if n > 1 or name == "dp"]
+    head += [plan.sharding.name.lower(), f"recompute {plan.recompute.name.lower()}"]
     if plan.offload != "none":
         head.append(f"offload {plan.offload}")
     rows = []
     for cls in c.layout.classes:
-        text = f"{cls.ranks} {cls.gpu.name}: "
+        text = f"{cls.ranks:,} {cls.gpu.name}: "
         if cls.pp > 1:
-            text += f"stage {cls.stage}, {cls.layers} layers"
-        else:
-            text += f"{cls.micro_batches} x {cls.micro_batch}, {cls.state_share:.2%} of the state"
+            text += f"stage {cls.stage}, {cls.layers} layers, "
+        text += f"{cls.micro_batches} x {cls.micro_batch}"
+        if cls.pp == 1:
+            text += f", {cls.state_share:.2%} of the state each"
         rows.append(text)
     shown = rows if len(rows) <= 6 else [*rows[:5], f"... {len(rows) - 5} more"]
     return ", ".join(head) + "; " + "; ".join(shown)
