@@ -15,21 +15,28 @@ from simulator.planner.split_problem import Kind, Split, SplitProblem, relaxed_b
 
 @st.composite
 def problems(draw: st.DrawFn) -> SplitProblem:
-    """One to three kinds of one to three GPUs with a few options, ceilings dearer the higher."""
-    n_kinds = draw(st.integers(1, 3))
-    factors = np.cumsum([1.0, *draw(st.lists(st.floats(0.0, 0.4), min_size=0, max_size=2))])
+    """One to three kinds of one to three GPUs with a few options, ceilings dearer the higher.
+
+    The batch is what some choice of options makes up, and caps are near what the state needs, so
+    that most instances have a solution and many of those hold uneven shares.
+    """
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    factors = np.cumsum([1.0, *rng.uniform(0.0, 0.5, rng.integers(0, 3))])
+    counts = rng.integers(1, 4, rng.integers(1, 4))
+    gpus = int(counts.sum())
     kinds = []
-    for _ in range(n_kinds):
-        n = draw(st.integers(1, 5))
-        batch = np.array(draw(st.lists(st.integers(1, 6), min_size=n, max_size=n)), np.intp)
-        cap = np.array(draw(st.lists(st.floats(-0.1, 0.6), min_size=n, max_size=n)))
-        base = np.array(draw(st.lists(st.integers(1, 9), min_size=n, max_size=n)), float)
-        floor = draw(st.floats(0.0, 6.0))  # collectives that computation can't hide
-        time = np.maximum(base[None, :] * batch, floor * factors[:, None])
-        kinds.append(Kind(draw(st.integers(1, 3)), batch, cap, time))
-    gpus = sum(k.count for k in kinds)
-    ceilings = np.minimum(np.array([1.0, 1.5, 100.0])[: len(factors)] / gpus, 1.0)
-    return SplitProblem(tuple(kinds), draw(st.integers(1, 18)), ceilings)
+    batch = 0
+    for count in counts.tolist():
+        n = int(rng.integers(1, 7))
+        sequences = rng.integers(1, 7, n)
+        cap = np.where(rng.random(n) < 0.1, -1.0, rng.uniform(0.3, 2.5, n) / gpus)
+        per_sequence = rng.integers(1, 10, n)
+        floor = rng.uniform(0.0, 8.0)  # collectives that computation can't hide
+        time = np.maximum((per_sequence * sequences)[None, :], floor * factors[:, None])
+        kinds.append(Kind(count, sequences, np.minimum(cap, 1.0), time))
+        batch += int(rng.choice(sequences, count).sum())
+    ceilings = np.minimum(np.array([1.0, 1.4, 100.0])[: len(factors)] / gpus, 1.0)
+    return SplitProblem(tuple(kinds), batch, ceilings)
 
 
 def choices(kind: Kind) -> Iterator[tuple[tuple[int, int], ...]]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simulator.planner.candidate import Candidate
-from simulator.planner.gpumix import STYLES, plan_gpumix
+from simulator.planner.gpumix import STYLES, Limits, plan_gpumix
 from simulator.planner.rank_tables import Job
 from simulator.planner.recommend import base_plan
 from simulator.spec.scenario import scenario_from_mapping
@@ -89,3 +89,13 @@ def test_no_plan_is_faster_than_its_bound() -> None:
     found = best(job([V100 | {"count": 1}, A100 | {"count": 1}]))
     assert found.bound_s is not None
     assert 0.5 * found.step_time_s < found.bound_s <= found.step_time_s
+
+
+def test_state_goes_where_the_memory_is() -> None:
+    """Four T4 hold less than an even share of Llama-2-7B's state; four A100-40 hold the rest."""
+    t4, a100 = {"gpu": "t4", "gpus_per_node": 4}, {"gpu": "a100-sxm-40gb", "gpus_per_node": 4}
+    asked = job([t4, a100], 64, "llama-2-7b")
+    found = plan_gpumix(asked, BASE, Limits(whole_cluster=True))
+    assert found and found[0].oom_risk <= asked.risk
+    share = {c.gpu.name: c.state_share for c in found[0].layout.classes}
+    assert share["t4"] < 1 / 8 < share["a100-sxm-40gb"]
