@@ -31,7 +31,7 @@ from simulator.cost.state import TrainingState, training_state
 from simulator.errors import UserError
 from simulator.planner.grid_time import StepTimes
 from simulator.planner.site import group_batch, single_gpu
-from simulator.planner.space import PlanGrid, groups
+from simulator.planner.space import Axes, PlanGrid, groups
 from simulator.planner.stages import Held, StageKinds, stage_kinds
 from simulator.planner.tables import Tables, stacked
 from simulator.spec.plan import SCHEDULES, Plan
@@ -80,6 +80,10 @@ class GridPricer:
     def step_time_s(self, grid: PlanGrid) -> Floats:
         """Seconds of a step of each plan."""
         return self._times.step_time_s(grid)
+
+    def prime(self, axes: Axes) -> None:
+        """Prepare for plans along some axes, which saves time where there are many."""
+        self._times.prime(axes)
 
     def memory(self, grid: PlanGrid, *, stop_at_risk: float | None = None) -> GridMemory:
         """Memory of each plan.

@@ -17,9 +17,9 @@ from simulator.evaluate.sharded_form import ShardedUnit, sharded_pass_s, sharded
 from simulator.evaluate.uniform import Kinds, UniformPipeline, UniformSync, uniform_step_s
 from simulator.graph.pipelined import exposed_reduction_s
 from simulator.planner.site import group_batch, joined_batches, make_context, make_site
-from simulator.planner.space import LAYERED, Group, PlanGrid, groups
+from simulator.planner.space import LAYERED, Axes, Group, PlanGrid, groups
 from simulator.planner.stages import Held, StageKinds, stage_kinds
-from simulator.planner.tables import Table, Tables, stacked
+from simulator.planner.tables import Tables, stacked
 from simulator.spec.plan import SCHEDULES, Plan, Sharding
 from simulator.spec.resolve_plan import Case
 from simulator.spec.stack import PrecisionRecipe
@@ -30,6 +30,8 @@ Ints = npt.NDArray[np.int64]
 _PIECES = ("dense", "moe", "embedding", "head")
 #: A rank's first chunk with the embedding, an inner chunk, the last chunk with the head.
 _CHUNKS = ("first", "middle", "last")
+#: Combinations beyond which kernels are priced only as plans ask for them.
+MAX_PRIMED = 20_000
 _PASSES = ("forward", "backward_input", "backward_weight")
 
 
@@ -73,11 +75,12 @@ class StepTimes:
         self.overhead_s = framework.micro_batch_overhead_s if per_batch is None else per_batch
         self.step_overhead_s = framework.step_overhead_s if per_step is None else per_step
         kernels = (like.precision, like.attention, like.compile, like.offload == "activations")
-        sync = (like.precision, like.optimizer, like.offload in ("optimizer", "state"))
+        update = (like.precision, like.optimizer, like.offload in ("optimizer", "state"))
+        self._tables, self._waits_key = tables, ("waits", *kernels)
         self._kernels = tables.get(("kernels", *kernels), self._price_kernels)
-        self._sync = tables.get(("sync", *sync), self._price_sync)
+        self._sync = tables.get(("sync", like.precision), self._price_sync)
+        self._update = tables.get(("update", *update), self._price_update)
         self._send = tables.get(("send", like.precision), self._price_send)
-        self._waits: dict[tuple[int, int], Table] = {}
         self.pieces = [p for p in _PIECES if self._has(p)]
 
     def _has(self, piece: str) -> bool:
@@ -92,6 +95,16 @@ class StepTimes:
             at: Any = slice(None) if group.rows is None else group.rows
             result[at] = self._group_s(group.of(grid), group)
         return result
+
+    def prime(self, axes: Axes) -> None:
+        """Price the kernels of all combinations of some axes at once: faster than as they come."""
+        heads = self.case.model.heads
+        tp = [d for d in axes.tp if heads % d == 0]
+        values = (tp, axes.cp, axes.ep, axes.micro_batch, axes.sequence_parallel, axes.recompute)
+        size = 2 * int(np.prod([len(v) for v in values]))
+        if 0 < size <= MAX_PRIMED:
+            columns = np.meshgrid(*values, (0, 1), indexing="ij")
+            self._kernels.rows(*(c.reshape(-1).astype(np.int64) for c in columns))
 
     def _group_s(self, grid: PlanGrid, group: Group) -> Floats:
         """Plans of one pipeline shape; without stages fully sharded ones go unit by unit."""
@@ -108,8 +121,8 @@ class StepTimes:
 
     def _sharded_s(self, grid: PlanGrid, *, is_layered: bool) -> Floats:
         """Fully sharded plans without stages: units in forward order, as for a single plan."""
-        kernel, sync = self._kernel_rows(grid), self._sync_rows(grid)
-        pieces, optimizer = self._pieces_at(kernel, sync), self._sync.values[-1][sync]
+        pieces = self._pieces_at(self._kernel_rows(grid), self._sync_rows(grid))
+        optimizer = self._update_s(grid)
         model = self.case.model
         counts = {"embedding": 1, "dense": model.layers - model.moe_layers,
                   "moe": model.moe_layers, "head": 1}  # fmt: skip
@@ -123,7 +136,7 @@ class StepTimes:
 
     def _pipelined_s(self, grid: PlanGrid, group: Group) -> Floats:
         priced = (self._kernel_rows(grid), self._sync_rows(grid))
-        pieces, optimizer = self._pieces_at(*priced), self._sync.values[-1][priced[1]]
+        pieces, optimizer = self._pieces_at(*priced), self._update_s(grid)
         kinds = stage_kinds(self.case.model, group.pp, group.vpp)
         alone = float(group.pp == 1)
         weights = {
@@ -208,10 +221,9 @@ class StepTimes:
         rows = np.flatnonzero(grid.sharding >= Sharding.ZERO3)
         if not len(rows):
             return
-        key = (kinds.pp, kinds.vpp)
-        if key not in self._waits:
-            self._waits[key] = Table(partial(self._price_waits, kinds))
-        table = self._waits[key]
+        table = self._tables.get(
+            (*self._waits_key, kinds.pp, kinds.vpp), partial(self._price_waits, kinds)
+        )
         at = table.rows(*(found[rows].astype(np.int64) for found in priced))
         for n, kind in enumerate(_CHUNKS):
             passes["forward"][kind][rows] += table.values[3 * n][at]
@@ -241,9 +253,11 @@ class StepTimes:
         )  # fmt: skip
 
     def _sync_rows(self, grid: PlanGrid) -> npt.NDArray[np.int32]:
-        return self._sync.rows(
-            grid.tp, grid.cp, grid.dp, grid.ep, grid.pp, grid.sharding, grid.shard_degree
-        )
+        return self._sync.rows(*_sync_key(grid))
+
+    def _update_s(self, grid: PlanGrid) -> Floats:
+        rows = self._update.rows(*_sync_key(grid))
+        return np.asarray(self._update.values[0][rows])
 
     def _pieces_at(self, kernel: npt.NDArray[Any], sync: npt.NDArray[Any]) -> dict[str, Piece]:
         """Prices of pieces by row of the tables of kernels and of collectives."""
@@ -271,31 +285,35 @@ class StepTimes:
         return stacked(columns, len(tp))
 
     def _price_sync(self, *key: Ints) -> Floats:
-        """Reductions and gathers of each piece, and the optimiser of the rank that holds most."""
+        """Reductions and gathers of each piece."""
+        tp, cp, dp, ep, pp, sharding, shard_degree = key
+        one, no = np.ones_like(tp), np.zeros_like(tp)
+        grid = PlanGrid(tp, pp, cp, dp, one, one, ep, one, no, no, sharding, shard_degree)
+        batch = replace(self._whole(grid), pp=pp.astype(float))
+        priced = self._rank_times(batch)
+        columns = [
+            getattr(priced, f"{what}_{name}")
+            for name in self.pieces
+            for what in ("reduce", "gather")
+        ]
+        return stacked(columns, len(tp))
+
+    def _price_update(self, *key: Ints) -> Floats:
+        """Optimiser step of the rank that holds the most."""
         tp, cp, dp, ep, pp, sharding, shard_degree = key
         one, no = np.ones_like(tp), np.zeros_like(tp)
         grid = PlanGrid(tp, pp, cp, dp, one, one, ep, one, no, no, sharding, shard_degree)
         held = [(g.of(grid), g, stage_kinds(self.case.model, g.pp, 1)) for g in groups(grid)]
-        batches = [
-            group_batch(self.case, part, *stage)
-            for part, _, kinds in held
-            for stage in kinds.fullest
-        ]
-        sizes = [len(part) for part, _, kinds in held for _ in kinds.fullest]
-        priced = self._rank_times(joined_batches(batches, sizes))
-        columns = [
-            np.broadcast_to(getattr(priced, f"{what}_{name}"), (sum(sizes),))
-            for name in self.pieces
-            for what in ("reduce", "gather")
-        ]
-        result = np.zeros((len(columns) + 1, len(tp)))
+        pairs = [(part, stage) for part, _, kinds in held for stage in kinds.fullest]
+        sizes = [len(part) for part, _ in pairs]
+        batch = joined_batches([group_batch(self.case, p, *stage) for p, stage in pairs], sizes)
+        update = np.broadcast_to(self._rank_times(batch).optimizer, (sum(sizes),))
+        result = np.zeros((1, len(tp)))
         start = 0
         for part, group, kinds in held:
             at: Any = slice(None) if group.rows is None else group.rows
-            result[:-1, at] = [column[start : start + len(part)] for column in columns]
             for _ in kinds.fullest:
-                update = priced.optimizer[start : start + len(part)]
-                result[-1, at] = np.maximum(result[-1, at], update)
+                result[0, at] = np.maximum(result[0, at], update[start : start + len(part)])
                 start += len(part)
         return result
 
@@ -330,6 +348,11 @@ def _uneven_s(pieces: dict[str, Piece], kinds: StageKinds) -> Floats | float:
         return 0.0
     less = Weights(dense, moe, 0.0, 0.0)
     return np.asarray(sum(less.total(pieces, p) for p in _PASSES))
+
+
+def _sync_key(grid: PlanGrid) -> tuple[Ints, ...]:
+    """What collectives and the optimiser's step depend on."""
+    return grid.tp, grid.cp, grid.dp, grid.ep, grid.pp, grid.sharding, grid.shard_degree
 
 
 def _micro_batches(case: Case, grid: PlanGrid) -> Ints:

@@ -98,8 +98,11 @@ def search(
     axes = default_axes(case, _axis_codes(fixed or {}))
     best = _Best(top, float(scenario.workload.tokens_per_step))
     tables = Tables()
-    for like in _variants(scenario.plan or Plan(), options or {}):
-        _look(Space(case, axes), GridPricer(case, like, tables), accepted, best)
+    variants = _variants(scenario.plan or Plan(), options or {})
+    pricers = [GridPricer(case, like, tables) for like in variants]
+    for pricer in pricers:
+        pricer.prime(axes)
+    _look(Space(case, axes), pricers, accepted, best)
     found = sorted((_exact(case, f) for f in best.plans()), key=lambda f: f.step_time_s)
     priced = {f.plan: f for f in found}
     return SearchResult(
@@ -152,23 +155,24 @@ def _variants(like: Plan, options: Mapping[str, Sequence[Any]]) -> Iterator[Plan
         yield replace(like, **dict(zip(options, values, strict=True)))
 
 
-def _look(space: Space, pricer: GridPricer, risk: float, best: _Best) -> None:
-    """All plans of one variant."""
-    like = pricer.like
-    usable = float(pricer.gpu.usable_memory_bytes)
+def _look(space: Space, pricers: Sequence[GridPricer], risk: float, best: _Best) -> None:
+    """All plans of a space, each as every pricer's variant."""
+    usable = float(pricers[0].gpu.usable_memory_bytes)
     for chunk in space.chunks(CHUNK):
-        best.legal += len(chunk)
-        memory = pricer.memory(chunk, stop_at_risk=risk)
-        fits = np.flatnonzero(memory.oom_risk <= risk)
-        if not best.fitting and not len(fits):
-            best.note_nearest(chunk, memory.oom_risk, memory.needed_bytes / usable, like, pricer)
-        if not len(fits):
-            continue
-        some = chunk if len(fits) == len(chunk) else chunk.take(fits)
-        headroom = 1.0 - memory.needed_bytes[fits] / usable
-        best.add(some, pricer.step_time_s(some), memory.oom_risk[fits], headroom, like)
-    best.considered += space.considered
-    best.left_out.update({RULE_TEXTS[rule]: n for rule, n in space.left_out.items()})
+        for pricer in pricers:
+            best.legal += len(chunk)
+            memory = pricer.memory(chunk, stop_at_risk=risk)
+            fits = np.flatnonzero(memory.oom_risk <= risk)
+            if not len(fits):
+                if not best.fitting:
+                    best.note_nearest(chunk, memory.oom_risk, memory.needed_bytes / usable, pricer)
+                continue
+            some = chunk if len(fits) == len(chunk) else chunk.take(fits)
+            headroom = 1.0 - memory.needed_bytes[fits] / usable
+            step = pricer.step_time_s(some)
+            best.add(some, step, memory.oom_risk[fits], headroom, pricer.like)
+    best.considered = space.considered * len(pricers)
+    best.left_out.update({RULE_TEXTS[rule]: n * len(pricers) for rule, n in space.left_out.items()})
     best.left_out[DOES_NOT_FIT] = best.legal - best.fitting
 
 
@@ -192,8 +196,8 @@ class _Best:
             rows = rows[np.argpartition(step[rows], self.top)[: self.top]]
         fast = [self._found(grid, r, step, risk, headroom, like) for r in rows]
         self._fastest = sorted(self._fastest + fast, key=_by_speed)[: self.top]
-        rows = front_rows(step, headroom)
-        rows = rows[~self._beaten(step[rows], headroom[rows])]
+        open_rows = np.flatnonzero(~self._beaten(step, headroom))
+        rows = open_rows[front_rows(step[open_rows], headroom[open_rows])]
         new = [self._found(grid, r, step, risk, headroom, like) for r in rows]
         if new:
             self._front = _front_of(self._front + new)
@@ -217,15 +221,13 @@ class _Best:
             float(room[row]),
         )  # fmt: skip
 
-    def note_nearest(
-        self, grid: PlanGrid, risk: Floats, fill: Floats, like: Plan, pricer: GridPricer
-    ) -> None:
+    def note_nearest(self, grid: PlanGrid, risk: Floats, fill: Floats, pricer: GridPricer) -> None:
         """Keep the plan that is nearest to fitting, while none does."""
         row = int(fill.argmin())
         if self.nearest is None or 1.0 - fill[row] > self.nearest.headroom:
             step = np.zeros(len(grid))
             step[row] = pricer.step_time_s(grid.take(np.array([row])))[0]
-            self.nearest = self._found(grid, row, step, risk, 1.0 - fill, like)
+            self.nearest = self._found(grid, row, step, risk, 1.0 - fill, pricer.like)
 
     def plans(self) -> list[FoundPlan]:
         """The fastest plans, best first."""
