@@ -8,10 +8,10 @@ to put in his own prices, and the report lists those that he did not.
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -72,7 +72,7 @@ class Price:
     high: float
     unit: str
     source: str
-    date: date
+    date: datetime.date
     basis: str
 
     @property
@@ -80,13 +80,13 @@ class Price:
         """``purchase dgx-h100``, ``cloud h100-sxm-80gb reserved``."""
         return " ".join(part for part in (self.table, self.item, self.tier, self.region) if part)
 
-    def age_days(self, on: date) -> int:
+    def age_days(self, on: datetime.date) -> int:
         """Days from the entry's date to ``on``; 0 where it is younger."""
         return max((on - self.date).days, 0)
 
-    def is_stale(self, on: date | None = None) -> bool:
+    def is_stale(self, on: datetime.date | None = None) -> bool:
         """Whether the entry is more than a year old on that day (today)."""
-        return self.age_days(on or date.today()) > STALE_DAYS
+        return self.age_days(on or datetime.date.today()) > STALE_DAYS
 
 
 def prices(table: str | None = None) -> tuple[Price, ...]:
@@ -99,14 +99,14 @@ def prices(table: str | None = None) -> tuple[Price, ...]:
 
 
 def find_price(
-    table: str, item: str, *, tier: str = "", region: str = "", on: date | None = None
+    table: str, item: str, *, tier: str = "", region: str = "", on: datetime.date | None = None
 ) -> Price | None:
     """The entry that holds on a day, or None.
 
     Of the entries for the region (else of those for no region in particular), the newest that is
     not younger than ``on`` (default: today); where all are younger, the oldest.
     """
-    day = on or date.today()
+    day = on or datetime.date.today()
     found = [p for p in prices(table) if p.item == item and p.tier == tier]
     near = [p for p in found if region and p.region == region] or [p for p in found if not p.region]
     if not near:
@@ -116,7 +116,7 @@ def find_price(
 
 
 def price(
-    table: str, item: str, *, tier: str = "", region: str = "", on: date | None = None
+    table: str, item: str, *, tier: str = "", region: str = "", on: datetime.date | None = None
 ) -> Price:
     """As :func:`find_price`.
 
@@ -167,7 +167,7 @@ def _faults(entry: Price) -> Iterator[str]:
         yield f"basis {entry.basis!r} is none of {', '.join(PRICE_BASES)}"
     if len(entry.source) < 10:
         yield "has no source"
-    if not date(2015, 1, 1) <= entry.date <= date(2100, 1, 1):
+    if not datetime.date(2015, 1, 1) <= entry.date <= datetime.date(2100, 1, 1):
         yield f"date {entry.date} is out of range"
     if entry.table == "cloud" and entry.tier not in TIERS:
         yield f"tier {entry.tier!r} is none of {', '.join(TIERS)}"
@@ -189,7 +189,7 @@ def _entry(table: str, row: dict[str, Any], sources: dict[str, str], file: str) 
         raise UserError(Problem(item, "value, low and high must be numbers", source=file))
     value, low, high = (float(n) for n in numbers if n is not None)
     day = row.get("date")
-    if not isinstance(day, date):
+    if not isinstance(day, datetime.date):
         raise UserError(Problem(item, f"date {day!r} is no date", "write 2026-01-31", file))
     source = str(row.get("source", ""))
     return Price(

@@ -194,7 +194,7 @@ def evaluate_candidate(facts: CandidateFacts, terms: Terms, x: Inputs) -> Sheet:
         upfront=upfront,
         rent=costs["rent"],
         sale=sale,
-        owned_value=_owned_value(facts, terms, x),
+        owned_value=owned_value(facts, terms, x),
         energy_kwh=np.asarray(sum(p.energy_kwh for p in parts)),
         run_time_s=last.run_time_s,
         run_energy_kwh=last.run_energy_kwh,
@@ -350,7 +350,7 @@ def _standing(facts: CandidateFacts, terms: Terms, x: Inputs) -> tuple[Numbers, 
     """What the standing nodes lose in value against selling them today; what selling brings."""
     if not facts.owned:
         return np.zeros(()), np.zeros(())
-    now, age = _owned_value(facts, terms, x), facts.owned_age_years
+    now, age = owned_value(facts, terms, x), facts.owned_age_years
     kept = _part_value(facts, [n for n in facts.phases[-1].nodes if n.how == "kept"], now, x)
     gone = _part_value(facts, facts.lost, now, x)
     sold = now - kept - gone
@@ -359,7 +359,7 @@ def _standing(facts: CandidateFacts, terms: Terms, x: Inputs) -> tuple[Numbers, 
     return np.asarray(kept - kept_at_end + gone + sold - sale), np.asarray(sale)
 
 
-def _owned_value(facts: CandidateFacts, terms: Terms, x: Inputs) -> Numbers:
+def owned_value(facts: CandidateFacts, terms: Terms, x: Inputs) -> Numbers:
     """What the standing cluster would bring today: as given, or by price and age."""
     if facts.owned_value is not None:
         return np.asarray(facts.owned_value, float)

@@ -1,15 +1,14 @@
 """The best plan for a cluster, as a purchase needs it: quickly, for any mix of GPUs.
 
-Equal GPUs: hill climbing over degrees, micro-batch, recomputation and sharding, and GPUMix's shares
-where batches don't divide. Unequal ones: GPUMix's shares, pipelines with a GPU type for each stage,
-and every GPU type alone: a slow type can hold the others up so much that it is better left idle.
+Equal GPUs: the search of all uniform plans, and GPUMix's shares where the stack allows uneven
+batches or nothing uniform fits. Unequal ones: GPUMix's shares, pipelines with a GPU type for each
+stage, and every GPU type alone: a slow type can hold the others up so much that it is better idle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,28 +21,14 @@ from simulator.planner.gpumix import LAYERED, STYLES, Limits, plan_gpumix
 from simulator.planner.mixed_pipeline import plan_mixed_pipelines
 from simulator.planner.rank_tables import Job
 from simulator.planner.recommend import base_plan
+from simulator.planner.search import search
 from simulator.spec.cluster import Cluster
 from simulator.spec.layout import Layout, build_layout
-from simulator.spec.scenario import Scenario, plan_from_mapping
+from simulator.spec.scenario import Scenario
 from simulator.spec.stack import load_stack
-
-_AXES: dict[str, tuple[Any, ...]] = {
-    "tp": (1, 2, 4, 8),
-    "pp": (1, 2, 4, 8, 16),
-    "vpp": (1, 2, 4),
-    "micro_batch": (1, 2, 4, 8),
-    "recompute": ("none", "selective", "full"),
-    "sharding": ("zero1", "zero3"),
-}
-_STARTS: tuple[dict[str, Any], ...] = (
-    {"tp": 1, "pp": 1, "vpp": 1, "micro_batch": 1, "recompute": "full", "sharding": "zero3"},
-    {"tp": 8, "pp": 1, "vpp": 1, "micro_batch": 1, "recompute": "selective", "sharding": "zero1"},
-    {"tp": 8, "pp": 8, "vpp": 1, "micro_batch": 1, "recompute": "full", "sharding": "zero1"},
-)
 
 #: Fits, then tokens per second; without fitting, the emptiest first.
 Score = tuple[bool, float]
-_NOTHING: Score = (False, -1e300)
 #: A scored plan as the scenario that it completes; None where no plan can be laid.
 Found = tuple[Score, Scenario] | None
 
@@ -77,7 +62,7 @@ def _remembered(scenario: Scenario, memory: dict[str, Found]) -> Found:
     fabric = cluster.fabric.name if cluster.fabric else ""
     key = f"{scenario.model} {scenario.workload} {scenario.stack.name} {groups} {fabric}"
     if key not in memory:
-        memory[key] = _climbed(scenario)
+        memory[key] = _searched(scenario)
     return memory[key]
 
 
@@ -87,6 +72,13 @@ def _alone(cluster: Cluster) -> Iterator[Cluster]:
         groups = tuple(g for g in cluster.groups if all(slot.name == gpu.name for slot in g.gpus))
         if groups:
             yield Cluster(groups, cluster.fabric)
+
+
+def _one_group(cluster: Cluster) -> Cluster:
+    """Equal GPUs as nodes of one kind, the slowest connected of those that there are."""
+    slowest = min(cluster.groups, key=lambda g: (len(g.gpus), g.node.network_bytes_per_s))
+    nodes = sum(g.count * len(g.gpus) for g in cluster.groups) // len(slowest.gpus)
+    return Cluster((replace(slowest, count=nodes),), cluster.fabric)
 
 
 def _uneven(scenario: Scenario) -> list[Found]:
@@ -107,33 +99,6 @@ def _uneven(scenario: Scenario) -> list[Found]:
     ]  # fmt: skip
 
 
-@dataclass
-class _Tries:
-    """Plans tried for one scenario, each priced once."""
-
-    scenario: Scenario
-    scores: dict[str, Score] = field(default_factory=dict)
-    best: Found = None
-
-    def score(self, plan: Mapping[str, Any]) -> Score:
-        """Price a plan, also remembering it where it is the best so far."""
-        key = str(plan)
-        if key not in self.scores:
-            self.scores[key] = self._price(plan)
-        return self.scores[key]
-
-    def _price(self, plan: Mapping[str, Any]) -> Score:
-        s = self.scenario
-        try:
-            made = plan_from_mapping(plan, s.model, s.workload, s.cluster, s.stack)
-            score = _quick(build_layout(s.model, s.workload, s.cluster, made, s.stack), s.risk)
-        except UserError:
-            return _NOTHING
-        if self.best is None or score > self.best[0]:
-            self.best = (score, replace(s, plan=made))
-        return score
-
-
 def _quick(layout: Layout, accepted: float) -> Score:
     risk = layout_risk(layout)
     if float(risk.oom_risk.max()) > accepted:
@@ -143,20 +108,25 @@ def _quick(layout: Layout, accepted: float) -> Score:
     return True, layout.workload.tokens_per_step / step
 
 
-def _climbed(scenario: Scenario) -> Found:
-    """Hill climbing from several starts: one axis at a time, until no axis helps."""
+def _searched(scenario: Scenario) -> Found:
+    """The best uniform plan on equal GPUs."""
     native = all(gpu.supports("bf16") for gpu in scenario.cluster.gpu_types)
-    tries = _Tries(scenario)
-    for start in _STARTS:
-        plan = {**start, "precision": "bf16" if native else "fp16"}
-        here = tries.score(plan)
-        moved = True
-        while moved:
-            moved = False
-            for axis, values in _AXES.items():
-                for value in values:
-                    trial = {**plan, axis: value}
-                    found = tries.score(trial)
-                    if found > here:
-                        plan, here, moved = trial, found, True
-    return tries.best
+    asked = replace(scenario, cluster=_one_group(scenario.cluster))
+    try:
+        result = search(asked, top=1, options={"precision": ["bf16" if native else "fp16"]})
+    except UserError:
+        return None
+    found = result.plans[0] if result.plans else result.least_risky
+    if found is None:
+        return None
+    planned = replace(scenario, plan=found.plan)
+    if len(scenario.cluster.groups) == 1:
+        score = (True, found.tokens_per_s) if result.plans else (False, found.headroom - 1.0)
+        return score, planned
+    try:
+        layout = build_layout(
+            scenario.model, scenario.workload, scenario.cluster, found.plan, scenario.stack
+        )
+    except UserError:
+        return None
+    return _quick(layout, scenario.risk), planned

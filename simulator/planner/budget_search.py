@@ -62,9 +62,11 @@ def search_budget(
     Raises:
         UserError: the budget buys no single node, or there are too many mixes.
     """
-    kinds = _kinds(workshop, search)
+    # Where nothing is kept, what stands is sold and pays for a part.
+    spend = search.budget + (0.0 if search.keep else workshop.standing_value(terms))
+    kinds = _kinds(workshop, search, spend)
     x = medians(workshop.assumptions.inputs)
-    mixes = _mixes(kinds, search.budget)
+    mixes = _mixes(kinds, spend)
     promise = sorted(
         (_bound(workshop, kinds, counts, search.keep, terms, outcome, x), counts)
         for counts in mixes
@@ -75,7 +77,7 @@ def search_budget(
         if planned >= _MAX_PLANNED or (len(found) >= 1 and bound >= found[0][0]):
             break
         planned += 1
-        prepared = _try(workshop, kinds, counts, search.keep)
+        prepared = _try(workshop, kinds, counts, search)
         if prepared is None or prepared.facts is None:
             continue
         sheet = evaluate_candidate(prepared.facts, terms, medians(workshop.assumptions.inputs))
@@ -88,15 +90,15 @@ def search_budget(
     return best, SearchResult(search.budget, names, len(mixes), planned)
 
 
-def _kinds(workshop: Workshop, search: BudgetSearch) -> list[_Kind]:
+def _kinds(workshop: Workshop, search: BudgetSearch, spend: float) -> list[_Kind]:
     kinds = []
     for part in search.nodes:
         one = Part({**part.group, "count": 1}, part.price)
         name, price = _put_up(workshop, one)
-        most = min(int(search.budget / price), search.most) if price > 0 else search.most
+        most = min(int(spend / price), search.most) if price > 0 else search.most
         if most < 1:
             continue
-        alone = _try_alone(workshop, one, most, name)
+        alone = _try_alone(workshop, search, one, most, name)
         kinds.append(_Kind(one, name, price, most, alone))
     if not kinds:
         message = f"{search.budget:,.0f} buys none of the nodes"
@@ -112,13 +114,16 @@ def _put_up(workshop: Workshop, part: Part) -> tuple[str, float]:
     return name, inputs[price].value * (1.0 + share)
 
 
-def _try_alone(workshop: Workshop, part: Part, most: int, name: str) -> CandidateFacts | None:
+def _try_alone(
+    workshop: Workshop, search: BudgetSearch, part: Part, most: int, name: str
+) -> CandidateFacts | None:
     """Facts of one type alone, at the largest count at which it can be planned."""
     count = most
     while count >= 1:
         try:
             group = Part({**part.group, "count": count}, part.price)
-            prepared = workshop.prepare(Candidate(f"{count} {name}", buy=(group,)), explain=False)
+            alone = Candidate(f"{count} {name}", buy=(group,), settings=search.settings)
+            prepared = workshop.prepare(alone, explain=False)
         except UserError:
             prepared = None
         if prepared is not None and prepared.facts is not None:
@@ -144,15 +149,17 @@ def _mixes(kinds: Sequence[_Kind], budget: float) -> list[tuple[int, ...]]:
 
 
 def _try(
-    workshop: Workshop, kinds: Sequence[_Kind], counts: Sequence[int], keep: bool
+    workshop: Workshop, kinds: Sequence[_Kind], counts: Sequence[int], search: BudgetSearch
 ) -> Prepared | None:
     parts = [(kind, n) for kind, n in zip(kinds, counts, strict=True) if n]
-    kept = {i: g.count for i, g in enumerate(workshop.scenario.cluster.groups)} if keep else {}
+    groups = workshop.scenario.cluster.groups if search.keep else ()
+    kept = {i: g.count for i, g in enumerate(groups)}
     name = " + ".join(f"{n} {kind.name}" for kind, n in parts)
     candidate = Candidate(
-        f"{'keep all, buy' if keep else 'buy'} {name}",
+        f"{'keep all, buy' if search.keep else 'buy'} {name}",
         keep=kept,
         buy=tuple(Part({**kind.part.group, "count": n}, kind.part.price) for kind, n in parts),
+        settings=search.settings,
     )
     try:
         return workshop.prepare(candidate, explain=False)

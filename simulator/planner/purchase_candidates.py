@@ -11,7 +11,15 @@ from typing import Any
 import hardware_db
 from hardware_db.schema import NodeSpec
 from simulator.analysis.assumptions import Assumptions
-from simulator.analysis.candidate_cost import CandidateFacts, Nodes, Phase, Work, reliability
+from simulator.analysis.candidate_cost import (
+    CandidateFacts,
+    Nodes,
+    Phase,
+    Terms,
+    Work,
+    owned_value,
+    reliability,
+)
 from simulator.analysis.goodput import spares_that_pay
 from simulator.analysis.prediction import Prediction
 from simulator.analysis.uncertain import medians
@@ -24,6 +32,8 @@ from simulator.spec.scenario import Scenario, scenario_from_mapping
 
 #: A candidate that can't hold a model is grown up to so many times its added nodes.
 _GROWTH = 64
+#: Network of described nodes that would be added where none is named.
+_GROWN_FABRIC = "100gbe"
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,17 @@ class Workshop:
         except UserError:
             return None
 
+    def standing_value(self, terms: Terms) -> float:
+        """What the standing cluster would bring today, at the medians; 0 where none is owned."""
+        owned = self.purchase.owned
+        if owned is None:
+            return 0.0
+        facts = CandidateFacts(
+            "what stands", (), owned=tuple(self._standing().values()),
+            owned_age_years=owned.age_years, owned_value=owned.value,
+        )  # fmt: skip
+        return float(owned_value(facts, terms, medians(self.assumptions.inputs)))
+
     def price_of(self, part: Part) -> tuple[str, str]:
         """Name of a bought node and of the input with its price. Raises UserError without one."""
         scenario = self._scenario(
@@ -141,7 +162,8 @@ class Workshop:
                 data[key] = settings[key]
         data = {key: value for key, value in data.items() if value is not None}
         fabric = settings.get("fabric")
-        if fabric is None and candidate.keep:
+        # Described nodes have no network of their own: theirs is the one that stands.
+        if fabric is None and (candidate.keep or any("node" not in g for g in groups)):
             fabric = given["cluster"].get("fabric")
         cluster: dict[str, Any] = {"groups": [dict(group) for group in groups]}
         if fabric is not None:
@@ -170,6 +192,8 @@ class Workshop:
         *others, group = self.groups(candidate)
         before = int(group.get("count", 1))
         settings = {key: v for key, v in candidate.settings.items() if key != "plan"}
+        if "node" not in group and self.scenario.given["cluster"].get("fabric") is None:
+            settings.setdefault("fabric", _GROWN_FABRIC)
 
         def fits(more: int) -> bool:
             groups = [*others, {**group, "count": before + more}]

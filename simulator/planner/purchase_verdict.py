@@ -70,8 +70,11 @@ def _first_sentence(result: PurchaseResult, best: CandidateResult) -> str:
     text = f"Choose {best.name!r}: {_WORDS[result.objective]} {spread}"
     if len(result.feasible) < 2:
         others = len(result.candidates) - 1
-        end = "." if not others else f"; none of the other {others} meets the constraints."
-        return text + end
+        if others == 0:
+            return f"{text}."
+        if others == 1:
+            return f"{text}; the other candidate doesn't do what is asked."
+        return f"{text}; none of the other {others} does what is asked."
     second = result.feasible[1]
     ratio = found.p50 / second.ranges[result.objective].p50
     chance = next(

@@ -95,12 +95,16 @@ class Owned:
 
 @dataclass(frozen=True)
 class BudgetSearch:
-    """Which node types to try, up to how many of each, for how much money."""
+    """Which node types to try, up to how many of each, for how much money.
+
+    ``settings`` are as a candidate's.
+    """
 
     budget: float
     nodes: tuple[Part, ...]
     most: int
     keep: bool
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -228,6 +228,8 @@ class BudgetSearchInput(InputModel):
     nodes: Annotated[list[BuyInput], Field(min_length=1, max_length=8)]
     most: Annotated[SmallCount, Field(description="at most so many nodes of one type")] = 64
     keep: Flag = False
+    fabric: _FabricField | None = None
+    stack: Name | None = None
 
 
 class PurchaseInput(InputModel):

@@ -322,7 +322,9 @@ def _search(entry: PurchaseInput, raw: Mapping[str, Any]) -> BudgetSearch | None
         Part(_plain_group(g), part.price)
         for g, part in zip(raw["search"]["nodes"], s.nodes, strict=True)
     )
-    return BudgetSearch(budget, nodes, s.most, s.keep)
+    given = raw["search"]
+    settings = {key: given[key] for key in ("fabric", "stack") if given.get(key) is not None}
+    return BudgetSearch(budget, nodes, s.most, s.keep, settings)
 
 
 def _economics(money: EconomicsInput, on: date | None) -> Economics:
