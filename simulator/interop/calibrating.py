@@ -109,7 +109,7 @@ def build_table(
         rows = _sample(everything, ROWS_PER_SOURCE)
         progress(f"{stack}: {len(rows)} rows")
         neutral = with_stack_times(Tuning(), rows[0].layout)
-        pooled = fit(rows, neutral, PARAMETERS, iterations=3)
+        pooled = fit(rows, neutral, PARAMETERS, iterations=3, weights=_weights(rows))
         prior = _group_start(neutral, pooled.tuning)
         found: dict[str, Tuning] = {}
         for gpu in sorted({r.gpu for r in rows}):
@@ -118,13 +118,18 @@ def build_table(
                 continue
             own = _sample(own_all, ROWS_PER_SOURCE)
             progress(f"{stack}/{gpu}: {len(own)} rows")
-            result = fit(own, prior, PARAMETERS, iterations=6, prior_sigma=_GROUP_SIGMA)
+            result = fit(
+                own,
+                prior,
+                PARAMETERS,
+                iterations=6,
+                prior_sigma=_GROUP_SIGMA,
+                weights=_weights(own),
+            )
             found[gpu] = result.tuning
             groups[f"{stack}/{gpu}"] = _entry(result, own, own_all)
         for measured, name in ((True, stack), (False, f"{stack}/transferred")):
-            middle = _for_unseen_gpus(
-                pooled.tuning, [t for g, t in found.items() if is_measured(g) == measured]
-            )
+            middle = _for_unseen_gpus(pooled.tuning, _alike(found, measured))
             near = [r for r in rows if is_measured(r.gpu) == measured] or rows
             scored = replace(pooled, tuning=middle, residuals=log_residuals(near, middle))
             groups[name] = _entry(scored, near, [r for r in everything if r in near])
@@ -145,6 +150,21 @@ _NEUTRAL_GROUPS = 2
 def is_measured(gpu: str) -> bool:
     """Whether the kernel rates of a GPU were measured on it."""
     return rates(hardware_db.gpu(gpu)).basis == "measured"
+
+
+def _alike(groups: Mapping[str, Tuning], measured: bool) -> list[Tuning]:
+    """Calibrations of GPUs whose rates are (or aren't) measured; of all where there are none."""
+    alike = [t for gpu, t in groups.items() if is_measured(gpu) == measured]
+    return alike or list(groups.values())
+
+
+def _weights(rows: Sequence[TimedRun]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Row weights of mean 1 that let a source count by the square root of its rows."""
+    counts = {r.source: 0 for r in rows}
+    for r in rows:
+        counts[r.source] += 1
+    weight = np.array([counts[r.source] ** -0.5 for r in rows])
+    return weight * len(rows) / weight.sum()
 
 
 def _group_start(neutral: Tuning, pooled: Tuning) -> Tuning:
@@ -284,10 +304,7 @@ def _fold(
         if len(near) >= SMALLEST_GROUP:
             groups[gpu] = linear.local.solve(near, prior, _GROUP_SIGMA)
     unseen = {
-        measured: _for_unseen_gpus(
-            prior, [t for g, t in groups.items() if is_measured(g) == measured]
-        )
-        for measured in (True, False)
+        measured: _for_unseen_gpus(prior, _alike(groups, measured)) for measured in (True, False)
     }
     found = []
     for run in linear.runs:
