@@ -17,7 +17,7 @@ from typing import Any
 from simulator.spec.checks import CHECKS
 from simulator.spec.cluster import Cluster
 from simulator.spec.fields import shown
-from simulator.spec.inputs import GroupInput, PlanInput, WorkloadInput
+from simulator.spec.inputs import GroupInput, ModelInput, PlanInput, WorkloadInput
 from simulator.spec.library import find_scenario
 from simulator.spec.model import ModelSpec
 from simulator.spec.plan import Plan
@@ -93,8 +93,9 @@ def scenario_with(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
         parts = _axis_parts(axis)
         target: Any = data
         for part in parts[:-1]:
-            is_mapping = isinstance(target, dict)
-            target = target.setdefault(part, {}) if is_mapping else target[part]
+            if isinstance(target, dict) and isinstance(target.setdefault(part, {}), str):
+                target[part] = {"base": target[part]}  # a field of a model or fabric by name
+            target = target[part]
         target[parts[-1]] = value
     folder = Path(scenario.source).parent if scenario.source else Path()
     return scenario_from_mapping(data, scenario.source, folder)
@@ -239,7 +240,7 @@ def _sweep(data: Any, report: Collector) -> dict[str, tuple[Any, ...]]:
 def _check_axis(axis: str, values: list[Any], report: Collector) -> None:
     parts = _axis_parts(axis)
     section, key = parts[0], parts[-1]
-    models: dict[str, Any] = {"plan": PlanInput, "workload": WorkloadInput}
+    models: dict[str, Any] = {"plan": PlanInput, "workload": WorkloadInput, "model": ModelInput}
     if section in models and len(parts) == 2 and key in models[section].model_fields:
         checked: Any = models[section]
     elif len(parts) == 4 and parts[:2] == ("cluster", "groups") and key in GroupInput.model_fields:
@@ -262,9 +263,9 @@ def _check_axis(axis: str, values: list[Any], report: Collector) -> None:
 
 
 def _axis_parts(axis: str) -> tuple[str | int, ...]:
-    """``cluster.groups[0].count`` -> its path."""
-    parts = re.findall(r"\[(\d+)\]|([^.\[\]]+)", axis[:200])
-    return tuple(int(index) if index else name for index, name in parts) or ("",)
+    """``cluster.groups[0].count`` or ``cluster.groups.0.count`` -> its path."""
+    parts = re.findall(r"[^.\[\]]+", axis[:200])
+    return tuple(int(part) if part.isdigit() else part for part in parts) or ("",)
 
 
 def _cluster_words(cluster: Cluster) -> str:
