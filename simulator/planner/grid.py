@@ -48,11 +48,13 @@ _LAYER_FIELDS = tuple(LayerBytes.__dataclass_fields__)
 class GridMemory:
     """Memory of each plan's fullest rank; arrays over plans.
 
-    ``oom_risk`` is the largest over ranks, ``needed_bytes`` what the rank with it needs.
+    ``oom_risk`` is the largest over ranks; ``needed_bytes`` and ``device_bytes`` (with what torch
+    could return) are of the rank with it, ``peak_allocated_bytes`` the largest over ranks.
     """
 
     oom_risk: Floats
     needed_bytes: Floats
+    device_bytes: Floats
     peak_allocated_bytes: Floats
 
 
@@ -92,7 +94,7 @@ class GridPricer:
         that risk (its figures are then of that stage).
         """
         n = len(grid)
-        found = GridMemory(np.zeros(n), np.zeros(n), np.zeros(n))
+        found = GridMemory(*(np.zeros(n) for _ in range(4)))
         for group in groups(grid):
             rows = np.arange(n) if group.rows is None else group.rows
             part = group.of(grid)
@@ -117,6 +119,7 @@ class GridPricer:
         worse = (stage.oom_risk > risk) | ((stage.oom_risk == risk) & (stage.needed_bytes > needed))
         found.oom_risk[rows] = np.where(worse, stage.oom_risk, risk)
         found.needed_bytes[rows] = np.where(worse, stage.needed_bytes, needed)
+        found.device_bytes[rows] = np.where(worse, stage.device_bytes, found.device_bytes[rows])
         found.peak_allocated_bytes[rows] = np.maximum(
             found.peak_allocated_bytes[rows], stage.peak_allocated_bytes
         )
@@ -149,7 +152,9 @@ class GridPricer:
         found = memory_risk(
             memory, float(self.gpu.usable_memory_bytes), prior_spread(case.stack.name)
         )
-        return GridMemory(found.oom_risk, found.p50_bytes, memory.peak_allocated_bytes)
+        return GridMemory(
+            found.oom_risk, found.p50_bytes, memory.device_bytes, memory.peak_allocated_bytes
+        )
 
     def _options(self, schedule: str) -> MemoryOptions:
         like, stack = self.like, self.case.stack

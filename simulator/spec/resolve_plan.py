@@ -17,7 +17,7 @@ from simulator.spec.workload import Workload
 from simulator.spec.yaml_source import FieldPath
 
 #: Stacks whose recipes turn sequence parallelism on together with tensor parallelism.
-_SEQUENCE_PARALLEL_STACKS = ("megatron-core", "torchtitan")
+SEQUENCE_PARALLEL_STACKS = ("megatron-core", "torchtitan")
 _HSDP = -1
 
 
@@ -137,7 +137,7 @@ def _with_sequence_parallel(entry: PlanInput, plan: Plan, case: Case, report: Co
         if entry.sequence_parallel and plan.tp == 1:
             report.warn(("plan", "sequence_parallel"), "has no effect with tp 1")
         return replace(plan, sequence_parallel=entry.sequence_parallel)
-    on = plan.tp > 1 and case.stack.name in _SEQUENCE_PARALLEL_STACKS
+    on = plan.tp > 1 and case.stack.name in SEQUENCE_PARALLEL_STACKS
     if plan.tp > 1:
         report.default(("plan", "sequence_parallel"), on, f"as stack {case.stack.name} does")
     return replace(plan, sequence_parallel=on)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from simulator.errors import UserError
+from simulator.planner import sweep_grid
 from simulator.planner.axes import Axis, applied, base_data, make_axis, parse_axis, points
 from simulator.planner.executors import Here, LocalProcesses
 from simulator.planner.results import ResultLog
@@ -117,6 +118,27 @@ def test_closed_form_and_engine_agree() -> None:
         for kind in ("closed form", "engine")
     )
     assert closed == pytest.approx(engine, rel=0.02)
+
+
+def test_large_sweeps_are_priced_as_grids_with_the_same_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("workload.global_batch=32,48", "plan.tp=1,2,3", "plan.pp=1,2", "plan.micro_batch=1,2",
+             "plan.recompute=none,full", "plan.sharding=none,fsdp", "plan.vpp=1,2")  # fmt: skip
+    sweep = make_sweep(scenario(), [parse_axis(name) for name in names])
+    alone = list(run_sweep(sweep, Here(), {}))
+    monkeypatch.setattr(sweep_grid, "LARGE", 10)
+    assert sweep_grid.is_large_grid(sweep)
+    together = sorted(run_sweep(sweep, Here(), {}), key=lambda r: int(r["index"]))
+    assert [r["values"] for r in together] == [r["values"] for r in alone]
+    assert [r["status"] for r in together] == [r["status"] for r in alone]
+    for one, other in zip(together, alone, strict=True):
+        if one["status"] != "infeasible":
+            assert one["step_time_s"] == pytest.approx(other["step_time_s"], rel=0.02)
+            assert one["oom_risk"] == pytest.approx(other["oom_risk"], abs=1e-9)
+            assert one["device_bytes"] == pytest.approx(other["device_bytes"], rel=1e-9)
+    some = run_sweep(sweep, Here(), {key: {} for key in range(sweep.n_points - 3)})
+    assert len(list(some)) == 3
 
 
 def test_ranking_puts_what_fits_first_then_the_least_risky() -> None:
