@@ -24,7 +24,7 @@ from simulator.planner.recommend import base_plan
 from simulator.planner.search import search
 from simulator.spec.cluster import Cluster
 from simulator.spec.layout import Layout, build_layout
-from simulator.spec.scenario import Scenario
+from simulator.spec.scenario import Scenario, plan_from_mapping
 from simulator.spec.stack import load_stack
 
 #: Fits, then tokens per second; without fitting, the emptiest first.
@@ -50,6 +50,8 @@ def best_plan(scenario: Scenario, memory: dict[str, Found] | None = None) -> Pre
     fitting = any(f is not None and f[0][0] for f in found)
     if scenario.cluster.is_mixed or scenario.stack.uneven_batches or not fitting:
         found += _uneven(scenario)
+    if not any(f is not None for f in found):
+        found.append(_plainest(scenario))
     best = max((f for f in found if f is not None), key=lambda f: f[0], default=None)
     if best is None:
         raise UserError(f"no plan for {scenario.model.name} can be laid on this cluster")
@@ -72,6 +74,24 @@ def _alone(cluster: Cluster) -> Iterator[Cluster]:
         groups = tuple(g for g in cluster.groups if all(slot.name == gpu.name for slot in g.gpus))
         if groups:
             yield Cluster(groups, cluster.fabric)
+
+
+def _plainest(scenario: Scenario) -> Found:
+    """Everything sharded and recomputed: what a cluster that is too small is too small for."""
+    native = all(gpu.supports("bf16") for gpu in scenario.cluster.gpu_types)
+    data = {
+        "sharding": "zero3", "recompute": "full", "precision": "bf16" if native else "fp16",
+    }  # fmt: skip
+    try:
+        plan = plan_from_mapping(
+            data, scenario.model, scenario.workload, scenario.cluster, scenario.stack
+        )
+        layout = build_layout(
+            scenario.model, scenario.workload, scenario.cluster, plan, scenario.stack
+        )
+    except UserError:
+        return None
+    return _quick(layout, scenario.risk), replace(scenario, plan=plan)
 
 
 def _one_group(cluster: Cluster) -> Cluster:

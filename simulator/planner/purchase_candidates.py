@@ -212,7 +212,8 @@ class Workshop:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if fits(middle) else (middle, high)
-        return high, str(group.get("node") or group.get("gpu") or "mixed nodes")
+        box = f"boxes of {group.get('gpus_per_node', 8)} {group.get('gpu', 'mixed GPUs')}"
+        return high, str(group.get("node") or box)
 
     def _facts(self, candidate: Candidate, planned: Sequence[Planned]) -> CandidateFacts:
         horizon, wait = self.purchase.horizon_years, candidate.wait_years

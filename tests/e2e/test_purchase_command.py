@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -131,6 +132,29 @@ def test_report_holds_all_its_sections(answered: tuple[dict[str, Any], Path]) ->
     for name in ("cost-time", "cash", "costs", "tornado", "headroom"):
         assert f'id="figure-{name}"' in page
     assert json.loads((out / "result.json").read_text()) == document
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 400])
+def test_report_draws_in_a_browser(answered: tuple[dict[str, Any], Path], width: int) -> None:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright isn't installed")
+    found = next((p for p in map(shutil.which, ("chromium", "google-chrome")) if p), None)
+    if found is None:
+        pytest.skip("no Chromium found")
+    complaints: list[str] = []
+    with sync_api.sync_playwright() as playwright:
+        flags = ["--headless", "--no-sandbox", "--disable-gpu"]
+        browser = playwright.chromium.launch(executable_path=found, args=flags)
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto((answered[1] / "report.html").as_uri())
+        page.wait_for_function("document.querySelectorAll('.plot .main-svg').length >= 10")
+        wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert page.evaluate(wide) == 0
+        assert page.locator("#figure-tornado .bars path").count() >= 4
+        browser.close()
+    assert complaints == []
 
 
 def test_the_same_question_has_the_same_answer(tmp_path: Path) -> None:
