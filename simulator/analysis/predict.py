@@ -24,6 +24,7 @@ from simulator.evaluate.closed_form import closed_form
 from simulator.graph.build import build_step
 from simulator.spec.layout import Layout, build_layout
 from simulator.spec.parameters import total_parameters
+from simulator.units import GIB
 
 if TYPE_CHECKING:
     from simulator.evaluate.engine import EngineOptions, EngineResult
@@ -134,7 +135,7 @@ def assemble(
         suggestions=found,
         plan=_plan_mapping(scenario),
         defaults=scenario.defaults,
-        warnings=scenario.warnings + layout.model.warnings,
+        warnings=scenario.warnings + layout.model.warnings + _host_warnings(layout),
         assumptions=(*risk.assumptions, _time_assumption(spread.sigma, spread.basis)),
         sources=_sources(layout),
     )
@@ -229,6 +230,27 @@ def _shares(layout: Layout, evaluation: Evaluation) -> dict[str, float]:
         for name in CATEGORIES
     }
     return total
+
+
+def _host_warnings(layout: Layout) -> tuple[str, ...]:
+    """A warning for each node group whose host memory can't hold the offloaded layer inputs."""
+    if layout.plan.offload != "activations":
+        return ()
+    width = layout.stack.recipe(layout.plan.precision).activation_bytes
+    rows = batch_of(layout)
+    per_layer = rows.residual_tokens * layout.model.hidden * width * rows.micro_batches
+    needed: dict[int, float] = {}
+    for c, size in zip(layout.classes, per_layer * rows.layers, strict=True):
+        group = layout.cluster.groups[c.group]
+        share = sum(g.name == c.gpu.name for g in group.gpus)
+        needed[c.group] = needed.get(c.group, 0.0) + float(size) * share
+    return tuple(
+        f"offloaded activations need {size / GIB:,.0f} GiB of host memory on each "
+        f"{layout.cluster.groups[i].name} node, which has "
+        f"{layout.cluster.groups[i].node.host_memory_bytes / GIB:,.0f} GiB"
+        for i, size in needed.items()
+        if size > layout.cluster.groups[i].node.host_memory_bytes
+    )
 
 
 def _plan_mapping(scenario: Scenario) -> dict[str, object]:

@@ -17,7 +17,7 @@ from hardware_db.schema import GpuSpec
 from simulator.errors import UserError
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import ModelSpec
-from simulator.spec.plan import Assignment, Plan, Sharding
+from simulator.spec.plan import Assignment, Plan, Recompute, Sharding
 from simulator.spec.stack import Stack
 from simulator.spec.workload import Workload
 
@@ -183,6 +183,11 @@ def build_layout(
 
 
 def _check(layout: Layout) -> None:
+    if layout.plan.offload == "activations" and layout.plan.recompute != Recompute.FULL:
+        raise UserError(
+            "plan.offload: activations moves the inputs of layers to the host, which is all that "
+            "is kept with plan.recompute full; set it, or choose another offload"
+        )
     batch = sum(
         p.count
         * layout.classes[p.classes[0]].micro_batch
