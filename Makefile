@@ -10,7 +10,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP_QUIET := --disable-pip-version-check -q
 DEMO_OUT ?= out/demo
 
-.PHONY: test demo lint types bench-smoke accuracy browser install clean
+.PHONY: test demo lint types bench-smoke accuracy calibrate browser install clean
 
 install: $(STAMP)
 
@@ -47,6 +47,11 @@ bench-smoke: $(STAMP)
 accuracy: $(STAMP)
 	@test -d "$(DATA)/runs" || { echo "say where the measured tables are: make accuracy DATA=DIR"; exit 2; }
 	$(BIN)/python -m benchmarks.accuracy --data "$(DATA)" --folds --doc docs/accuracy.md
+
+# The calibration that ships, fitted anew on the same tables.
+calibrate: $(STAMP)
+	@test -d "$(DATA)/runs" || { echo "say where the measured tables are: make calibrate DATA=DIR"; exit 2; }
+	$(BIN)/gpumix calibrate "$(DATA)/runs" --out hardware_db/calibration/steps.yaml
 
 # A browser for the tests that open the report; they are skipped where there is none.
 browser:

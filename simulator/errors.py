@@ -25,9 +25,7 @@ class Problem:
     column: int | None = None
 
     def __str__(self) -> str:
-        place = ":".join(
-            str(part) for part in (self.source, self.line, self.column) if part
-        )
+        place = ":".join(str(part) for part in (self.source, self.line, self.column) if part)
         head = ": ".join(part for part in (place, self.path) if part)
         text = f"{head}: {self.message}" if head else self.message
         return f"{text}; {self.hint}" if self.hint else text
@@ -38,8 +36,7 @@ class UserError(ValueError):
 
     def __init__(self, *problems: Problem | str) -> None:
         self.problems = tuple(
-            p if isinstance(p, Problem) else Problem(path="", message=p)
-            for p in problems
+            p if isinstance(p, Problem) else Problem(path="", message=p) for p in problems
         )
         super().__init__("\n".join(str(p) for p in self.problems))
 

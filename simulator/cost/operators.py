@@ -159,9 +159,7 @@ def _norm(ctx: LayerContext, name: str, *, keep_input: bool) -> Operator:
         )
     if kept.norm_output_kept:
         saved.append(
-            SavedTensor(
-                f"{name} output", elements * ctx.operand_width, selective=not ctx.op_policy
-            )
+            SavedTensor(f"{name} output", elements * ctx.operand_width, selective=not ctx.op_policy)
         )
     if kept.fp32_norm:
         saved.append(

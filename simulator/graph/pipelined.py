@@ -89,9 +89,7 @@ def _reduced_each_pass(work: ChunkWork, micro_batches: int, overlap: float) -> C
     """The step's reductions spread over the backward passes."""
     backward = float(work.row(Kind.B).sum())
     wait = np.zeros(len(CATEGORY))
-    wait[CATEGORY["dp"]] = exposed_reduction_s(
-        work.grad_reduce_s, micro_batches, backward, overlap
-    )
+    wait[CATEGORY["dp"]] = exposed_reduction_s(work.grad_reduce_s, micro_batches, backward, overlap)
     return replace(work, backward_input=work.backward_input + wait, grad_reduce_s=0.0)
 
 

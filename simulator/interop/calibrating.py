@@ -164,7 +164,7 @@ def _weights(rows: Sequence[TimedRun]) -> np.ndarray[Any, np.dtype[np.float64]]:
     for r in rows:
         counts[r.source] += 1
     weight = np.array([counts[r.source] ** -0.5 for r in rows])
-    return weight * len(rows) / weight.sum()
+    return np.asarray(weight * len(rows) / weight.sum())
 
 
 def _group_start(neutral: Tuning, pooled: Tuning) -> Tuning:

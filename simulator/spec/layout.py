@@ -144,10 +144,7 @@ def layers_by_chunk(
     model: ModelSpec, stage_counts: tuple[int, ...], plan: Plan
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
     """Layers and MoE layers by stage and chunk; chunk c of all stages comes before chunk c+1."""
-    chunks = [
-        split_chunks(n, plan.vpp, first_stage=(i == 0))
-        for i, n in enumerate(stage_counts)
-    ]
+    chunks = [split_chunks(n, plan.vpp, first_stage=(i == 0)) for i, n in enumerate(stage_counts)]
     moe = [[0] * plan.vpp for _ in chunks]
     index = 0
     for chunk in range(plan.vpp):
@@ -175,9 +172,7 @@ def build_layout(
         classes, pipelines = _assigned_data_parallel(model, cluster, plan)
     else:
         classes, pipelines = _uniform(model, workload, cluster, plan)
-    layout = Layout(
-        model, workload, cluster, plan, stack, tuple(classes), tuple(pipelines)
-    )
+    layout = Layout(model, workload, cluster, plan, stack, tuple(classes), tuple(pipelines))
     _check(layout)
     return layout
 
@@ -202,9 +197,7 @@ def _check(layout: Layout) -> None:
     for pipeline in layout.pipelines:
         counts = {layout.classes[i].micro_batches for i in pipeline.classes}
         if len(counts) > 1:
-            raise UserError(
-                f"stages of one pipeline run different micro-batch counts: {counts}"
-            )
+            raise UserError(f"stages of one pipeline run different micro-batch counts: {counts}")
 
 
 def _slots(cluster: Cluster) -> list[tuple[int, GpuSpec, int]]:
@@ -218,9 +211,7 @@ def _slots(cluster: Cluster) -> list[tuple[int, GpuSpec, int]]:
         specs = {gpu.name: gpu for gpu in group.gpus}
         for gpu in group.gpus:
             per_node[gpu.name] = per_node.get(gpu.name, 0) + 1
-        runs.extend(
-            (index, specs[name], n * group.count) for name, n in per_node.items()
-        )
+        runs.extend((index, specs[name], n * group.count) for name, n in per_node.items())
     return runs
 
 
@@ -303,17 +294,13 @@ def _zip_pipelines(rows: list[list[tuple[int, int]]]) -> list[Pipeline]:
     pipelines = []
     while all(cursors):
         count = min(row[0][1] for row in cursors)
-        pipelines.append(
-            Pipeline(classes=tuple(row[0][0] for row in cursors), count=count)
-        )
+        pipelines.append(Pipeline(classes=tuple(row[0][0] for row in cursors), count=count))
         for row in cursors:
             row[0][1] -= count
             if row[0][1] == 0:
                 row.pop(0)
     if any(cursors):
-        raise UserError(
-            "every pipeline stage needs the same number of data-parallel replicas"
-        )
+        raise UserError("every pipeline stage needs the same number of data-parallel replicas")
     return pipelines
 
 
@@ -321,16 +308,13 @@ def _pool(cluster: Cluster, entry: Assignment, where: str) -> tuple[GpuSpec, int
     """GPU type and how many GPUs of it an assignment entry may draw from."""
     if not 0 <= entry.group < len(cluster.groups):
         raise UserError(
-            f"{where}.group {entry.group}: the cluster has groups 0 to "
-            f"{len(cluster.groups) - 1}"
+            f"{where}.group {entry.group}: the cluster has groups 0 to {len(cluster.groups) - 1}"
         )
     group = cluster.groups[entry.group]
     found = [g for g in group.gpus if entry.gpu is None or g.name == entry.gpu]
     names = sorted({g.name for g in group.gpus})
     if not found or (entry.gpu is None and len(names) > 1):
-        raise UserError(
-            f"{where}.gpu must be one of {', '.join(names)} (group {entry.group})"
-        )
+        raise UserError(f"{where}.gpu must be one of {', '.join(names)} (group {entry.group})")
     return found[0], len(found) * group.count
 
 
@@ -339,9 +323,7 @@ def _assigned_data_parallel(
 ) -> tuple[list[RankClass], list[Pipeline]]:
     """One class per assignment entry, no pipeline: GPUMix's uneven data parallelism."""
     if plan.pp != 1:
-        raise UserError(
-            "plan.assignment without stages needs pp 1; give each entry a stage"
-        )
+        raise UserError("plan.assignment without stages needs pp 1; give each entry a stage")
     chunks, moe = layers_by_chunk(model, stage_layer_counts(model, plan), plan)
     width = plan.tp * plan.cp
     drawn: list[tuple[Assignment, GpuSpec, int]] = []
@@ -349,9 +331,7 @@ def _assigned_data_parallel(
         where = f"plan.assignment[{i}]"
         gpu, available = _pool(cluster, entry, where)
         if available % width:
-            raise UserError(
-                f"{where}: {available} GPUs don't divide by tp * cp = {width}"
-            )
+            raise UserError(f"{where}: {available} GPUs don't divide by tp * cp = {width}")
         replicas = entry.replicas or available // width
         drawn.append((entry, gpu, replicas))
     dp = sum(replicas for _, _, replicas in drawn)
@@ -367,9 +347,7 @@ def _assigned_data_parallel(
             cp=plan.cp,
             chunks=chunks[0],
             moe_chunks=moe[0],
-            micro_batch=plan.micro_batch
-            if entry.micro_batch is None
-            else entry.micro_batch,
+            micro_batch=plan.micro_batch if entry.micro_batch is None else entry.micro_batch,
             micro_batches=1 if entry.count is None else entry.count,
             state_share=shares[i],
             replicas=replicas,
@@ -390,9 +368,7 @@ def _state_shares(
         for (e, _, _), n in zip(drawn, ranks, strict=True)
         if e.state_share is not None
     )
-    open_ranks = sum(
-        n for (e, _, _), n in zip(drawn, ranks, strict=True) if e.state_share is None
-    )
+    open_ranks = sum(n for (e, _, _), n in zip(drawn, ranks, strict=True) if e.state_share is None)
     rest = copies - given
     if (open_ranks == 0 and abs(rest) > 1e-6) or rest < -1e-9:
         raise UserError(
@@ -412,23 +388,17 @@ def _assigned_pipeline(
         stage = 0 if entry.stage is None else entry.stage
         stages.setdefault(stage, []).append((i, entry))
     if sorted(stages) != list(range(len(stages))):
-        raise UserError(
-            f"plan.assignment stages must run 0 to {len(stages) - 1} without gaps"
-        )
+        raise UserError(f"plan.assignment stages must run 0 to {len(stages) - 1} without gaps")
     pp = len(stages)
     default = stage_layer_counts(model, _with_pp(plan, pp))
     counts = []
     for s in range(pp):
         layers = {default[s] if e.layers is None else e.layers for _, e in stages[s]}
         if len(layers) > 1:
-            raise UserError(
-                f"plan.assignment gives stage {s} different layer counts: {layers}"
-            )
+            raise UserError(f"plan.assignment gives stage {s} different layer counts: {layers}")
         counts.append(layers.pop())
     if sum(counts) != model.layers:
-        raise UserError(
-            f"plan.assignment layers sum to {sum(counts)}, not {model.layers}"
-        )
+        raise UserError(f"plan.assignment layers sum to {sum(counts)}, not {model.layers}")
     chunks, moe = layers_by_chunk(model, tuple(counts), plan)
     classes: list[RankClass] = []
     rows: list[list[tuple[int, int]]] = []
@@ -454,9 +424,7 @@ def _assigned_pipeline(
                     moe_chunks=moe[s],
                     micro_batch=micro_batch,
                     micro_batches=count,
-                    state_share=share
-                    if entry.state_share is None
-                    else entry.state_share,
+                    state_share=share if entry.state_share is None else entry.state_share,
                     replicas=replicas,
                 )
             )
@@ -468,9 +436,7 @@ def _assigned_pipeline(
 def _with_pp(plan: Plan, pp: int) -> Plan:
     from dataclasses import replace
 
-    return replace(
-        plan, pp=pp, stage_layers=plan.stage_layers if plan.pp == pp else None
-    )
+    return replace(plan, pp=pp, stage_layers=plan.stage_layers if plan.pp == pp else None)
 
 
 def _replicas(cluster: Cluster, entry: Assignment, plan: Plan, index: int) -> int:
@@ -480,9 +446,7 @@ def _replicas(cluster: Cluster, entry: Assignment, plan: Plan, index: int) -> in
     where = f"plan.assignment[{index}]"
     gpu, available = _pool(cluster, entry, where)
     sharing = sum(
-        1
-        for e in plan.assignment
-        if e.group == entry.group and e.gpu in (None, gpu.name)
+        1 for e in plan.assignment if e.group == entry.group and e.gpu in (None, gpu.name)
     )
     width = (entry.tp or plan.tp) * plan.cp
     if available % (width * sharing):

@@ -35,9 +35,7 @@ class MoeSpec:
     @property
     def shared_width(self) -> int:
         """FFN width of all shared experts together."""
-        return self.shared_experts * (
-            self.shared_ffn if self.shared_ffn is not None else self.ffn
-        )
+        return self.shared_experts * (self.shared_ffn if self.shared_ffn is not None else self.ffn)
 
 
 @dataclass(frozen=True)
