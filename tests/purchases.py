@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simulator.analysis.assumptions import CO2, ELECTRICITY, PLAIN, RESALE, STAFF, UTILISATION
-from simulator.analysis.candidate_cost import CandidateFacts, Nodes, Phase, Terms, Work
+from simulator.analysis.candidate_facts import CandidateFacts, Nodes, Phase, Terms, Work
 from simulator.analysis.uncertain import Inputs
 
 #: Values by key of the economics section; money in one currency.

@@ -14,126 +14,13 @@ from numpy.typing import NDArray
 
 from simulator.analysis import economics as eco
 from simulator.analysis import goodput as gp
-from simulator.analysis.assumptions import CO2, ELECTRICITY, PLAIN, RESALE, STAFF, UTILISATION
+from simulator.analysis.assumptions import CO2, ELECTRICITY, STAFF, UTILISATION
+from simulator.analysis.candidate_facts import CandidateFacts, Phase, Terms, Work
+from simulator.analysis.candidate_hardware import hardware_costs, new_price, owned_value, plain
 from simulator.analysis.uncertain import Inputs
 from simulator.units import SECONDS_PER_DAY
 
 Numbers = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """Equal nodes of a candidate.
-
-    ``how`` is ``kept``, ``bought``, ``on-demand``, ``reserved`` or ``spot``; ``price`` names the
-    input with the price of a node (kept, bought) or of a GPU-hour (rented). Watts are of one node.
-    """
-
-    name: str
-    how: str
-    count: int
-    n_gpus: int
-    gpus_idle_w: float
-    gpus_limit_w: float
-    host_w: float
-    price: str
-
-    @property
-    def is_own(self) -> bool:
-        """Whether it stands in the owner's room."""
-        return self.how in ("kept", "bought")
-
-    @property
-    def rated_w(self) -> float:
-        """Power that the room must provide for one node."""
-        return self.gpus_limit_w + self.host_w
-
-
-@dataclass(frozen=True)
-class Work:
-    """One workload on one cluster under its best plan.
-
-    ``rate`` is the predicted median in tokens/s, ``speed`` names the input with its error,
-    ``load`` is the share of the step in which GPUs aren't waiting for other ranks.
-    """
-
-    name: str
-    tokens: float
-    weight: float
-    runs_per_year: float | None
-    rate: float
-    speed: str
-    load: float
-    flops_per_token: float
-    parameters: float
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A stretch of the horizon with one cluster. ``spares`` are idle nodes beside it."""
-
-    years: float
-    nodes: tuple[Nodes, ...]
-    work: tuple[Work, ...]
-    spares: int = 0
-
-    @property
-    def n_gpus(self) -> int:
-        """GPUs that the job runs on."""
-        return sum(n.count * n.n_gpus for n in self.nodes)
-
-    @property
-    def n_nodes(self) -> int:
-        """Nodes that the job runs on."""
-        return sum(n.count for n in self.nodes)
-
-    @property
-    def own_share(self) -> float:
-        """Share of the nodes that the owner must repair himself."""
-        return sum(n.count for n in self.nodes if n.is_own) / max(self.n_nodes, 1)
-
-    @property
-    def spare_nodes(self) -> Nodes | None:
-        """The kind of node that spares are of: the one with most nodes in the own room."""
-        own = [n for n in self.nodes if n.is_own]
-        return max(own, key=lambda n: (n.how == "bought", n.count)) if own else None
-
-
-@dataclass(frozen=True)
-class CandidateFacts:
-    """What is known of a candidate before any price: phases in order, and what isn't kept.
-
-    ``owned_age_years`` and ``owned_value`` (None: by price and age) are of the standing cluster,
-    ``lost`` are its nodes that are neither kept nor sold.
-    """
-
-    name: str
-    phases: tuple[Phase, ...]
-    sold: tuple[Nodes, ...] = ()
-    lost: tuple[Nodes, ...] = ()
-    owned_age_years: float = 0.0
-    owned_value: float | None = None
-    owned: tuple[Nodes, ...] = ()
-
-    @property
-    def horizon_years(self) -> float:
-        """Sum of the phases."""
-        return sum(p.years for p in self.phases)
-
-    @property
-    def wait_years(self) -> float:
-        """Time before the last phase."""
-        return self.horizon_years - self.phases[-1].years
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What is certain: contract and curve."""
-
-    financing_years: float
-    price_change_per_year: float
-    resale_years: Sequence[float]
-    resale_shares: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -183,7 +70,7 @@ def evaluate_candidate(facts: CandidateFacts, terms: Terms, x: Inputs) -> Sheet:
     """The sheet of a candidate for values of the inputs."""
     parts = [_phase(phase, x) for phase in facts.phases]
     last = parts[-1]
-    costs, upfront, sale = _hardware(facts, terms, x)
+    costs, upfront, sale = hardware_costs(facts, terms, x)
     for phase, result in zip(facts.phases, parts, strict=True):
         for name, amount in _running(phase, result, x).items():
             costs[name] = costs.get(name, np.zeros(())) + amount
@@ -229,27 +116,27 @@ def reliability(phase: Phase, work: Work, x: Inputs) -> gp.Reliability:
     """What interrupts a workload on a phase's cluster."""
     rate = gp.interruptions_per_s(
         phase.n_gpus, phase.n_nodes,
-        _get(x, "gpu_failures_per_year") / eco.SECONDS_PER_YEAR,
-        _get(x, "host_failures_per_year") / eco.SECONDS_PER_YEAR,
+        plain(x, "gpu_failures_per_year") / eco.SECONDS_PER_YEAR,
+        plain(x, "host_failures_per_year") / eco.SECONDS_PER_YEAR,
     )  # fmt: skip
     if any(n.how == "spot" for n in phase.nodes):
-        rate = rate + _get(x, "spot_interruptions_per_day") / SECONDS_PER_DAY
+        rate = rate + plain(x, "spot_interruptions_per_day") / SECONDS_PER_DAY
     write = gp.checkpoint_bytes(work.parameters) / (
-        _get(x, "checkpoint_bytes_per_s_per_node") * phase.n_nodes
+        plain(x, "checkpoint_bytes_per_s_per_node") * phase.n_nodes
     )
     return gp.Reliability(
         interruptions_per_s=rate,
         checkpoint_s=write,
-        restart_s=_get(x, "restart_s"),
-        swap_share=_get(x, "swap_share") * phase.own_share,
-        repair_s=_get(x, "repair_s"),
+        restart_s=plain(x, "restart_s"),
+        swap_share=plain(x, "swap_share") * phase.own_share,
+        repair_s=plain(x, "repair_s"),
         spares=phase.spares,
     )
 
 
 def _phase(phase: Phase, x: Inputs) -> _Done:
     seconds = phase.years * eco.SECONDS_PER_YEAR
-    slower = gp.straggler_slowdown(phase.n_gpus, _get(x, "gpu_speed_sigma"))
+    slower = gp.straggler_slowdown(phase.n_gpus, plain(x, "gpu_speed_sigma"))
     kept = [gp.best_goodput(reliability(phase, w, x))[1] for w in phase.work]
     rates = [
         np.asarray(w.rate * x[w.speed] * g / slower)
@@ -269,7 +156,7 @@ def _phase(phase: Phase, x: Inputs) -> _Done:
     load = sum(s * w.load for s, w in zip(share, phase.work, strict=True))
     busy_w, idle_w = _power(phase, x, float(load))
     own_w = _power(phase, x, float(load), own=True)
-    pue = _get(x, "pue")
+    pue = plain(x, "pue")
     run = np.asarray(sum(times))
     return _Done(
         tokens=tokens,
@@ -302,105 +189,21 @@ def _wanted_tokens_per_s(work: Sequence[Work]) -> float | None:
 def _power(phase: Phase, x: Inputs, load: float, own: bool = False) -> tuple[Numbers, Numbers]:
     """IT power while computing and while idle; rented nodes left out where ``own``."""
     busy = idle = np.zeros(())
-    share = _get(x, "busy_power_share") * load
+    share = plain(x, "busy_power_share") * load
     nodes = list(phase.nodes)
     for n in nodes:
         if own and not n.is_own:
             continue
-        host_idle = n.host_w * _get(x, "host_idle_share")
+        host_idle = n.host_w * plain(x, "host_idle_share")
         busy = busy + n.count * (eco.power_w(n.gpus_idle_w, n.gpus_limit_w, share) + n.host_w)
         # A rented node that isn't kept is somebody else's when idle.
         if n.how not in ("on-demand", "spot"):
             idle = idle + n.count * (n.gpus_idle_w + host_idle)
     spare = phase.spare_nodes
     if spare is not None and phase.spares:
-        standing = phase.spares * (spare.gpus_idle_w + spare.host_w * _get(x, "host_idle_share"))
+        standing = phase.spares * (spare.gpus_idle_w + spare.host_w * plain(x, "host_idle_share"))
         busy, idle = busy + standing, idle + standing
     return np.asarray(busy), np.asarray(idle)
-
-
-def _hardware(
-    facts: CandidateFacts, terms: Terms, x: Inputs
-) -> tuple[dict[str, Numbers], Numbers, Numbers]:
-    """Purchase, interest and what is left at the end; the price paid; what selling brings."""
-    horizon, wait = facts.horizon_years, facts.wait_years
-    bought, network, installation = _bought(facts.phases[-1], x)
-    dearer = (1.0 + terms.price_change_per_year) ** wait
-    bought, network, installation = bought * dearer, network * dearer, installation * dearer
-    upfront = bought + network + installation
-    held = horizon - wait
-    term = terms.financing_years
-    paid = eco.annuity_per_month(upfront, _get(x, "financing_rate"), max(term, 1 / 12))
-    owed = eco.balance_after(upfront, _get(x, "financing_rate"), term, held)
-    months = min(term, held) * eco.MONTHS_PER_YEAR
-    interest = paid * months + owed - upfront if term > 0 else np.zeros(())
-    lost, sale = _standing(facts, terms, x)
-    costs = {
-        "hardware": bought,
-        "network": network,
-        "installation": installation,
-        "interest": np.asarray(interest),
-        "resale": -bought * _share(terms, x, held),
-        "value lost by what stood": lost,
-    }
-    return costs, np.asarray(upfront), sale
-
-
-def _standing(facts: CandidateFacts, terms: Terms, x: Inputs) -> tuple[Numbers, Numbers]:
-    """What the standing nodes lose in value against selling them today; what selling brings."""
-    if not facts.owned:
-        return np.zeros(()), np.zeros(())
-    now, age = owned_value(facts, terms, x), facts.owned_age_years
-    kept = _part_value(facts, [n for n in facts.phases[-1].nodes if n.how == "kept"], now, x)
-    gone = _part_value(facts, facts.lost, now, x)
-    sold = now - kept - gone
-    sale = sold * _left(terms, x, age, facts.wait_years)
-    kept_at_end = kept * _left(terms, x, age, facts.horizon_years)
-    return np.asarray(kept - kept_at_end + gone + sold - sale), np.asarray(sale)
-
-
-def owned_value(facts: CandidateFacts, terms: Terms, x: Inputs) -> Numbers:
-    """What the standing cluster would bring today: as given, or by price and age."""
-    if facts.owned_value is not None:
-        return np.asarray(facts.owned_value, float)
-    return np.asarray(_new_price(facts.owned, x) * _share(terms, x, facts.owned_age_years))
-
-
-def _left(terms: Terms, x: Inputs, age_years: float, later_years: float) -> Numbers:
-    """Value after some more years over the value at an age."""
-    first, then = _share(terms, x, age_years), _share(terms, x, age_years + later_years)
-    return np.asarray(np.where(first > 0, then / np.where(first > 0, first, 1.0), 0.0))
-
-
-def _bought(phase: Phase, x: Inputs) -> tuple[Numbers, Numbers, Numbers]:
-    """Price of the bought nodes with spares, of their network and of putting them up."""
-    price = np.zeros(())
-    for n in phase.nodes:
-        if n.how == "bought":
-            price = price + n.count * x[n.price]
-    spare = phase.spare_nodes
-    if spare is not None and phase.spares:
-        price = price + phase.spares * x[spare.price]
-    network = price * _get(x, "network_share") if phase.n_nodes > 1 else np.zeros(())
-    return np.asarray(price), np.asarray(network), price * _get(x, "installation_share")
-
-
-def _share(terms: Terms, x: Inputs, age_years: float) -> Numbers:
-    curve = eco.resale_share(age_years, terms.resale_years, terms.resale_shares)
-    return np.asarray(np.clip(curve * x[RESALE], 0.0, 1.0))
-
-
-def _new_price(nodes: Sequence[Nodes], x: Inputs) -> Numbers:
-    return np.asarray(sum((n.count * x[n.price] for n in nodes), np.zeros(())))
-
-
-def _part_value(facts: CandidateFacts, nodes: Sequence[Nodes], now: Numbers, x: Inputs) -> Numbers:
-    """Part of today's value of the standing cluster that some of its nodes are, by price."""
-    if not nodes:
-        return np.zeros(())
-    whole = _new_price(facts.owned, x)
-    safe = np.where(whole > 0, whole, 1.0)
-    return np.asarray(np.where(whole > 0, now * _new_price(nodes, x) / safe, 0.0))
 
 
 def _running(phase: Phase, done: _Done, x: Inputs) -> dict[str, Numbers]:
@@ -411,23 +214,18 @@ def _running(phase: Phase, done: _Done, x: Inputs) -> dict[str, Numbers]:
     spare = phase.spare_nodes
     if spare is not None:
         rated += phase.spares * spare.rated_w
-    value = _new_price(own, x)
-    kwh = eco.energy_kwh(done.own_power_w, phase.years * eco.SECONDS_PER_YEAR, _get(x, "pue"))
+    value = new_price(own, x)
+    kwh = eco.energy_kwh(done.own_power_w, phase.years * eco.SECONDS_PER_YEAR, plain(x, "pue"))
     rent = np.zeros(())
     for n in phase.nodes:
         if not n.is_own:
             used = hours if n.how == "reserved" else hours * done.busy
             rent = rent + eco.rent_cost(x[n.price], n.count * n.n_gpus, used)
     return {
-        "hosting": eco.hosting_cost(rated, _get(x, "hosting_per_kw_month"), phase.years),
+        "hosting": eco.hosting_cost(rated, plain(x, "hosting_per_kw_month"), phase.years),
         "electricity": np.asarray(kwh * x[ELECTRICITY]),
-        "maintenance": np.asarray(value * _get(x, "maintenance_share_per_year") * phase.years),
-        "staff": np.asarray(value * _get(x, "staff_share_per_year") * phase.years
+        "maintenance": np.asarray(value * plain(x, "maintenance_share_per_year") * phase.years),
+        "staff": np.asarray(value * plain(x, "staff_share_per_year") * phase.years
                             + (x[STAFF] * phase.years if own else 0.0)),
         "rent": np.asarray(rent),
     }  # fmt: skip
-
-
-def _get(x: Inputs, key: str) -> Numbers:
-    """Value of a plain input by its key."""
-    return np.asarray(x[PLAIN[key][1]])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from simulator.analysis import economics as eco
 from simulator.analysis.assumptions import PLAIN
-from simulator.analysis.candidate_cost import CandidateFacts, Sheet, Terms
+from simulator.analysis.candidate_cost import Sheet
+from simulator.analysis.candidate_facts import CandidateFacts, Terms
 from simulator.analysis.uncertain import Inputs
 
 #: Components of a sheet that are paid as time goes by.

@@ -10,14 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.analysis.assumptions import PLAIN
-from simulator.analysis.candidate_cost import (
-    CandidateFacts,
-    Nodes,
-    Sheet,
-    Terms,
-    Work,
-    evaluate_candidate,
-)
+from simulator.analysis.candidate_cost import Sheet, evaluate_candidate
+from simulator.analysis.candidate_facts import CandidateFacts, Nodes, Terms, Work
 from simulator.analysis.uncertain import Inputs, medians
 from simulator.errors import Problem, UserError
 from simulator.planner.purchase_candidates import Prepared, Workshop

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from simulator.analysis.candidate_cost import CandidateFacts, Terms, evaluate_candidate
+from simulator.analysis.candidate_cost import evaluate_candidate
+from simulator.analysis.candidate_facts import CandidateFacts, Terms
 from simulator.analysis.cash import RUNNING
 from simulator.analysis.uncertain import Inputs
 from simulator.planner.purchase_candidates import Workshop

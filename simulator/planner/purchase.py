@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.analysis.assumptions import Assumptions
-from simulator.analysis.candidate_cost import Sheet, Terms, evaluate_candidate
+from simulator.analysis.candidate_cost import Sheet, evaluate_candidate
+from simulator.analysis.candidate_facts import Terms
 from simulator.analysis.uncertain import (
     BreakEven,
     Inputs,
@@ -76,15 +77,10 @@ def evaluate_purchase(
         # The cheapest per token would be to buy as little as possible: a budget is for speed.
         aim = OUTCOMES["energy_kwh" if purchase.objective == "energy_kwh" else "time_to_train_s"]
         more, found = search_budget(workshop, purchase.search, terms, aim)
-        prepared += more
-    inputs = assumptions.inputs
-    draws = draw(inputs, purchase.economics.draws, purchase.economics.seed)
-    middle = medians(inputs)
-    costed = [
-        Costed(p, p.facts, evaluate_candidate(p.facts, terms, draws),
-                evaluate_candidate(p.facts, terms, middle))
-        for p in prepared if p.facts is not None
-    ]  # fmt: skip
+        taken = {p.candidate.name for p in prepared}
+        prepared += [p for p in more if p.candidate.name not in taken]
+    middle = medians(assumptions.inputs)
+    costed = _costed(prepared, terms, purchase, assumptions)
     results = [candidate_result(c, purchase, terms, middle, assumptions) for c in costed]
     results += [unfit_result(p) for p in prepared if p.facts is None]
     ranked = tuple(sorted(results, key=lambda c: _rank(c, purchase.objective)))
@@ -113,6 +109,25 @@ def evaluate_purchase(
         lead=lead,
     )
     return replace(answer, verdict=verdict(answer))
+
+
+def _costed(
+    prepared: Sequence[Prepared], terms: Terms, purchase: Purchase, assumptions: Assumptions
+) -> list[Costed]:
+    """The sheets of every candidate that fits."""
+    inputs = assumptions.inputs
+    draws = draw(inputs, purchase.economics.draws, purchase.economics.seed)
+    middle = medians(inputs)
+    return [
+        Costed(
+            p,
+            p.facts,
+            evaluate_candidate(p.facts, terms, draws),
+            evaluate_candidate(p.facts, terms, middle),
+        )
+        for p in prepared
+        if p.facts is not None
+    ]
 
 
 def _with_budget(purchase: Purchase, budget: float | None) -> Purchase:

@@ -11,15 +11,9 @@ from typing import Any
 import hardware_db
 from hardware_db.schema import NodeSpec
 from simulator.analysis.assumptions import Assumptions
-from simulator.analysis.candidate_cost import (
-    CandidateFacts,
-    Nodes,
-    Phase,
-    Terms,
-    Work,
-    owned_value,
-    reliability,
-)
+from simulator.analysis.candidate_cost import reliability
+from simulator.analysis.candidate_facts import CandidateFacts, Nodes, Phase, Terms, Work
+from simulator.analysis.candidate_hardware import owned_value
 from simulator.analysis.goodput import spares_that_pay
 from simulator.analysis.prediction import Prediction
 from simulator.analysis.uncertain import medians

@@ -8,13 +8,8 @@ import numpy as np
 
 from simulator.analysis import economics as eco
 from simulator.analysis.assumptions import PLAIN, UTILISATION, Assumptions
-from simulator.analysis.candidate_cost import (
-    CandidateFacts,
-    Sheet,
-    Terms,
-    evaluate_candidate,
-    reliability,
-)
+from simulator.analysis.candidate_cost import Sheet, evaluate_candidate, reliability
+from simulator.analysis.candidate_facts import CandidateFacts, Terms
 from simulator.analysis.cash import cash_flow
 from simulator.analysis.failure_runs import simulate_failures
 from simulator.analysis.goodput import best_goodput

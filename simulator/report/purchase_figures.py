@@ -62,7 +62,8 @@ def cost_time_figure(result: PurchaseResult) -> Drawing:
         (c.ranges["time_to_train_s"].p50 / SECONDS_PER_DAY, c.ranges["cost_per_1e9_tokens"].p50)
         for _, c in shown
     ]
-    front = pareto(points)
+    able = [i for i, (_, c) in enumerate(shown) if c.is_feasible] or list(range(len(shown)))
+    front = [able[i] for i in pareto([points[i] for i in able])]
     if len(front) > 1:
         figure.add_scatter(
             name="no other is faster and cheaper", mode="lines",
@@ -89,8 +90,8 @@ def cost_time_figure(result: PurchaseResult) -> Drawing:
     title = f"Nothing is both faster and cheaper than {names}" if front else "Nothing fits"
     caption = (
         "Medians with whiskers from the tenth to the ninetieth percentile. A cross breaks a "
-        "constraint. Candidates on the grey line are the ones worth choosing from; lower and "
-        "further left is better."
+        "constraint. Of those that don't, the grey line joins the ones worth choosing from; lower "
+        "and further left is better."
     )
     return Drawing(title, caption, figure)
 
