@@ -18,7 +18,8 @@ import numpy as np
 
 from benchmarks.reference import Timed, element_operations_per_s, timed
 from simulator.planner.grid import GridPricer
-from simulator.planner.space import PlanGrid, Space, default_axes
+from simulator.planner.plan_grid import PlanGrid
+from simulator.planner.space import Space, default_axes
 from simulator.planner.tables import Tables
 from simulator.spec.plan import Plan
 from simulator.spec.resolve_plan import Case

@@ -30,8 +30,9 @@ from simulator.cost.operators import LayerContext
 from simulator.cost.state import TrainingState, training_state
 from simulator.errors import UserError
 from simulator.planner.grid_time import StepTimes
+from simulator.planner.plan_grid import PlanGrid, groups
 from simulator.planner.site import group_batch, single_gpu
-from simulator.planner.space import Axes, PlanGrid, groups
+from simulator.planner.space import Axes
 from simulator.planner.stages import Held, StageKinds, stage_kinds
 from simulator.planner.tables import Tables, stacked
 from simulator.spec.plan import SCHEDULES, Plan

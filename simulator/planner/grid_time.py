@@ -16,8 +16,9 @@ from simulator.cost.pricing import PieceTimes, RankTimes, price_ranks
 from simulator.evaluate.sharded_form import ShardedUnit, sharded_pass_s, sharded_waits_s
 from simulator.evaluate.uniform import Kinds, UniformPipeline, UniformSync, uniform_step_s
 from simulator.graph.pipelined import exposed_reduction_s
+from simulator.planner.plan_grid import LAYERED, Group, PlanGrid, groups
 from simulator.planner.site import group_batch, joined_batches, make_context, make_site
-from simulator.planner.space import LAYERED, Axes, Group, PlanGrid, groups
+from simulator.planner.space import Axes
 from simulator.planner.stages import Held, StageKinds, stage_kinds
 from simulator.planner.tables import Tables, stacked
 from simulator.spec.plan import SCHEDULES, Plan, Sharding

@@ -21,7 +21,8 @@ from simulator.analysis.predict import evaluate
 from simulator.cost.pricing import price_layout
 from simulator.errors import Problem, UserError
 from simulator.planner.grid import GridPricer
-from simulator.planner.space import CHUNK, RULE_TEXTS, PlanGrid, Space, default_axes
+from simulator.planner.plan_grid import PlanGrid
+from simulator.planner.space import CHUNK, RULE_TEXTS, Space, default_axes
 from simulator.planner.tables import Tables
 from simulator.spec.cluster import Cluster
 from simulator.spec.layout import build_layout

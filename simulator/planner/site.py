@@ -17,7 +17,7 @@ from simulator.cost.kernel_rates import rates
 from simulator.cost.operators import LayerContext
 from simulator.cost.pricing import Site
 from simulator.errors import UserError
-from simulator.planner.space import PlanGrid
+from simulator.planner.plan_grid import PlanGrid
 from simulator.planner.stages import Held
 from simulator.spec.cluster import Cluster
 from simulator.spec.plan import Plan, Recompute

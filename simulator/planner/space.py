@@ -18,17 +18,19 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.errors import UserError
-from simulator.spec.plan import SCHEDULES, Plan, Recompute, Sharding
+from simulator.planner.plan_grid import (
+    HSDP,
+    INTERLEAVED,
+    LAYERED,
+    SHARDINGS,
+    Ints,
+    PlanGrid,
+    joined,
+)
+from simulator.spec.plan import SCHEDULES, Recompute
 from simulator.spec.resolve_plan import Case
 
-Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-
-#: Kinds of sharding by code; HSDP is ZeRO-3 inside groups of ``shard_degree`` ranks.
-SHARDINGS = ("none", "zero1", "zero2", "zero3", "hsdp")
-HSDP = SHARDINGS.index("hsdp")
-INTERLEAVED = SCHEDULES.index("interleaved")
-LAYERED = SCHEDULES.index("layered")
 
 #: Plans that are worked on at once; bounds the memory of a search.
 CHUNK = 16_384
@@ -81,114 +83,6 @@ RULE_TEXTS = {
     Rule.STACK_SHARDING: "the stack runs pipelines without sharded gradients or parameters",
     Rule.NOTHING_TO_SHARD: "one data-parallel rank: sharding changes nothing",
 }
-
-
-@dataclass(frozen=True)
-class PlanGrid:
-    """Plans as rows of equal length. ``sharding`` indexes SHARDINGS, ``schedule`` SCHEDULES.
-
-    ``shard_degree`` is 0 where state is sharded over all data-parallel ranks.
-    """
-
-    tp: Ints
-    pp: Ints
-    cp: Ints
-    dp: Ints
-    vpp: Ints
-    schedule: Ints
-    ep: Ints
-    micro_batch: Ints
-    sequence_parallel: Ints
-    recompute: Ints
-    sharding: Ints
-    shard_degree: Ints
-
-    def __len__(self) -> int:
-        return len(self.tp)
-
-    def take(self, rows: npt.NDArray[Any]) -> PlanGrid:
-        """The rows of an index or mask."""
-        return PlanGrid(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
-
-    def plan(self, row: int, like: Plan) -> Plan:
-        """One row as a plan; what a grid does not hold is taken from ``like``."""
-        kind = int(self.sharding[row])
-        return replace(
-            like,
-            tp=int(self.tp[row]),
-            pp=int(self.pp[row]),
-            cp=int(self.cp[row]),
-            dp=int(self.dp[row]),
-            vpp=int(self.vpp[row]),
-            ep=int(self.ep[row]),
-            schedule=SCHEDULES[int(self.schedule[row])],
-            micro_batch=int(self.micro_batch[row]),
-            sequence_parallel=bool(self.sequence_parallel[row]),
-            recompute=Recompute(int(self.recompute[row])),
-            recompute_layers=None,
-            sharding=Sharding(min(kind, 3)),
-            shard_degree=int(self.shard_degree[row]) or None,
-            stage_layers=None,
-            assignment=(),
-        )
-
-
-@dataclass(frozen=True)
-class Group:
-    """Rows that share the shape of their pipeline; ``rows`` None: all of them."""
-
-    rows: npt.NDArray[np.intp] | None
-    pp: int
-    vpp: int
-    schedule: int
-
-    def of(self, grid: PlanGrid) -> PlanGrid:
-        """The group's rows of a grid."""
-        return grid if self.rows is None else grid.take(self.rows)
-
-
-def groups(grid: PlanGrid) -> Iterator[Group]:
-    """Rows by number of stages, chunks and schedule."""
-    if not len(grid):
-        return
-    columns = (grid.pp, grid.vpp, grid.schedule)
-    if all((column == column[0]).all() for column in columns):
-        yield Group(None, *(int(column[0]) for column in columns))
-        return
-    code = (grid.pp * (int(grid.vpp.max()) + 1) + grid.vpp) * len(SCHEDULES) + grid.schedule
-    order = np.argsort(code, kind="stable")
-    starts = np.flatnonzero(np.diff(code[order], prepend=-1))
-    for rows in np.split(order, starts[1:]):
-        yield Group(rows, *(int(column[rows[0]]) for column in columns))
-
-
-def joined(parts: Sequence[PlanGrid]) -> PlanGrid:
-    """Rows of several grids after each other."""
-    names = [f.name for f in fields(PlanGrid)]
-    return PlanGrid(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in names})
-
-
-def grid_of(plans: Sequence[Plan]) -> PlanGrid:
-    """Uniform plans as a grid (``recompute_layers`` and assignments are not held)."""
-
-    def column(values: Iterator[int]) -> Ints:
-        return np.fromiter(values, np.int64, len(plans))
-
-    return PlanGrid(
-        *(column(getattr(p, name) for p in plans) for name in ("tp", "pp", "cp", "dp", "vpp")),
-        schedule=column(SCHEDULES.index(p.schedule) for p in plans),
-        ep=column(p.ep for p in plans),
-        micro_batch=column(p.micro_batch for p in plans),
-        sequence_parallel=column(int(p.sequence_parallel) for p in plans),
-        recompute=column(int(p.recompute) for p in plans),
-        sharding=column(_sharding_code(p) for p in plans),
-        shard_degree=column(p.shard_degree or 0 for p in plans),
-    )
-
-
-def _sharding_code(plan: Plan) -> int:
-    is_hsdp = plan.sharding == Sharding.ZERO3 and plan.shard_degree is not None
-    return HSDP if is_hsdp else int(plan.sharding)
 
 
 @dataclass(frozen=True)
@@ -367,7 +261,7 @@ def _slices(length: int, size: int) -> Iterator[npt.NDArray[np.intp]]:
 
 def _schedules(axes: Axes, case: Case, pp: int) -> list[tuple[int, int]]:
     """(schedule, vpp) pairs worth trying with ``pp`` stages; without stages there is one order."""
-    names = [SCHEDULES.index(name) for name in axes.schedule]  # type: ignore[arg-type]
+    names = [SCHEDULES.index(name) for name in axes.schedule]
     if pp == 1:
         plain = SCHEDULES.index("1f1b")
         orders = [plain] if any(n != LAYERED for n in names) else []

@@ -20,16 +20,8 @@ from simulator.cost.flops import model_flops_per_token
 from simulator.errors import UserError
 from simulator.planner.axes import applied
 from simulator.planner.grid import GridMemory, GridPricer
-from simulator.planner.space import (
-    HSDP,
-    INTERLEAVED,
-    LAYERED,
-    RULE_TEXTS,
-    PlanGrid,
-    Rule,
-    broken_rules,
-    with_shard_degrees,
-)
+from simulator.planner.plan_grid import HSDP, INTERLEAVED, LAYERED, PlanGrid
+from simulator.planner.space import RULE_TEXTS, Rule, broken_rules, with_shard_degrees
 from simulator.planner.sweep import Row, Sweep, infeasible
 from simulator.planner.tables import Tables
 from simulator.spec.inputs import PlanInput

@@ -11,7 +11,8 @@ from simulator.analysis.predict import evaluate, layout_risk
 from simulator.cost.memory import layout_breakdown
 from simulator.cost.pricing import price_layout
 from simulator.planner.grid import GridPricer
-from simulator.planner.space import PlanGrid, Space, default_axes, joined
+from simulator.planner.plan_grid import PlanGrid, joined
+from simulator.planner.space import Space, default_axes
 from simulator.spec.layout import Layout, build_layout
 from simulator.spec.plan import Plan
 from simulator.spec.resolve_plan import Case

@@ -11,8 +11,9 @@ import pytest
 from simulator.analysis.predict import predict
 from simulator.errors import UserError
 from simulator.planner.grid import GridPricer
+from simulator.planner.plan_grid import joined
 from simulator.planner.search import DOES_NOT_FIT, front_rows, search, smaller
-from simulator.planner.space import Space, default_axes, joined
+from simulator.planner.space import Space, default_axes
 from simulator.planner.tables import Table
 from simulator.spec.plan import Plan
 from simulator.spec.resolve_plan import Case

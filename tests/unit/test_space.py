@@ -6,18 +6,8 @@ import numpy as np
 import pytest
 
 from simulator.errors import UserError
-from simulator.planner.space import (
-    HSDP,
-    RULE_TEXTS,
-    Rule,
-    Space,
-    broken_rules,
-    default_axes,
-    divisors,
-    grid_of,
-    groups,
-    joined,
-)
+from simulator.planner.plan_grid import HSDP, grid_of, groups, joined
+from simulator.planner.space import RULE_TEXTS, Rule, Space, broken_rules, default_axes, divisors
 from simulator.spec.plan import Plan, Recompute, Sharding
 from simulator.spec.resolve_plan import Case
 from simulator.spec.scenario import plan_from_mapping, scenario_from_mapping
