@@ -35,11 +35,17 @@ def whole(values: Array) -> Array:
 
 
 def group_of(net: Network, degree: Array, stride: Array | int) -> Placement:
-    """Placement of groups of ``degree`` ranks that are ``stride`` apart on a network's nodes."""
+    """Placement of groups of ``degree`` ranks that are ``stride`` apart on a network's nodes.
+
+    Without a fabric there is one node and every group is inside it (``pricing.price_layout``
+    refuses several nodes without a fabric).
+    """
+    size, step = whole(np.asarray(degree)), whole(np.asarray(stride))
+    alone = int(np.max(size) * np.max(step))
     return placement(
-        degree=whole(np.asarray(degree)),
-        stride=whole(np.asarray(stride)),
-        gpus_per_node=net.gpus_per_node,
+        degree=size,
+        stride=step,
+        gpus_per_node=net.gpus_per_node if net.inter is not None else alone,
     )
 
 
@@ -74,7 +80,7 @@ def context_parallel_s(ctx: LayerContext, net: Network, times: OperatorTimes) ->
     block = 2.0 * batch.tokens * (model.kv_width / kv_tp) * ctx.width
     stride = batch.tp
     per_node = net.gpus_per_node
-    crosses = batch.cp * stride > per_node
+    crosses = (batch.cp * stride > per_node) & (net.inter is not None)
     send = send_recv_s(net, block, crosses, senders_per_node=per_node)
     core = 0.25 * times.forward_s / np.maximum(batch.cp, 1.0)
     return np.where(batch.cp > 1, (batch.cp - 1) * np.maximum(send - core, 0.0), 0.0)
@@ -154,6 +160,7 @@ def send_s(ctx: LayerContext, net: Network) -> Array:
     # Interleaved chunks also go from the last stage back to the first.
     around = (batch.vpp > 1) & (batch.pp * stride > per_node)
     crosses = np.where(batch.stage + 1 < batch.pp, here != there, around)
+    crosses = crosses & (net.inter is not None)
     time = send_recv_s(net, size, crosses, senders_per_node=senders)
     return np.where(batch.pp > 1, time, 0.0)
 

@@ -17,6 +17,7 @@ from simulator.cost.kernel_rates import rates
 from simulator.cost.operators import LayerContext
 from simulator.cost.pieces import Memo, PieceTimes, RankTimes, Site, price_ranks
 from simulator.cost.times import ChunkTimes, ClassTimes, PassTimes, UnitTimes
+from simulator.errors import Problem, UserError
 from simulator.spec.layout import Layout, RankClass
 from simulator.spec.plan import Sharding
 
@@ -41,7 +42,13 @@ def price_layout(
 
     ``tuned`` replaces the shipped calibration (fits and what-if questions use it); ``memo``, kept
     by the caller for one layout, holds what doesn't depend on it.
+
+    Raises:
+        UserError: several nodes without a fabric, or a type that a GPU can't multiply.
     """
+    if layout.cluster.n_nodes > 1 and layout.cluster.fabric is None:
+        problem = "several nodes, but no network between them"
+        raise UserError(Problem("cluster.fabric", problem, "name a fabric"))
     networks = _site_networks(layout)
     everywhere = slowest(list({c.group: networks[c.group] for c in layout.classes}.values()))
     recipe = layout.stack.recipe(layout.plan.precision)
