@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.reference import Timed, element_operations_per_s, timed
 from simulator.planner.grid import GridPricer
 from simulator.planner.plan_grid import PlanGrid
-from simulator.planner.space import Space, default_axes
+from simulator.planner.space import Space, default_axes, offloadable
 from simulator.planner.tables import Tables
 from simulator.spec.plan import Plan
 from simulator.spec.resolve_plan import Case
@@ -52,19 +52,29 @@ def gpt3(global_batch: int = 3840) -> Scenario:
     )
 
 
-def _variants(wanted: int, each: int) -> list[Plan]:
+def _variants(space: Space, wanted: int) -> list[Plan]:
     """As many combinations of options, with other optimisers, as ``wanted`` plans need."""
-    options = itertools.product(("adamw", "lion", "sgd_momentum"), *OPTIONS.values())
     names = ("optimizer", *OPTIONS)
-    plans = [replace(Plan(), **dict(zip(names, values, strict=True))) for values in options]
-    return plans[: -(-wanted // each)]
+    chunks = list(space.chunks())
+    found: list[Plan] = []
+    left = wanted
+    for values in itertools.product(("adamw", "lion", "sgd_momentum"), *OPTIONS.values()):
+        if left <= 0:
+            break
+        like = replace(Plan(), **dict(zip(names, values, strict=True)))
+        found.append(like)
+        left -= sum(len(offloadable(chunk, like)) for chunk in chunks)
+    return found
 
 
 def _parts(space: Space, pricers: list[GridPricer], wanted: int) -> Iterator[_Part]:
     """Grids of ``wanted`` legal plans together, each with the pricer of its variant."""
     left = wanted
-    for chunk in space.chunks():
+    for whole in space.chunks():
         for pricer in pricers:
+            chunk = offloadable(whole, pricer.like)
+            if not len(chunk):
+                continue
             part = chunk if len(chunk) <= left else chunk.take(np.arange(left))
             left -= len(part)
             yield pricer, part
@@ -77,9 +87,8 @@ def measure(wanted: int) -> dict[str, float]:
     scenario = gpt3()
     case = Case(scenario.model, scenario.workload, scenario.cluster, scenario.stack)
     space = Space(case, default_axes(case))
-    each = sum(len(chunk) for chunk in space.chunks())
     tables = Tables()
-    pricers = [GridPricer(case, like, tables) for like in _variants(wanted, each)]
+    pricers = [GridPricer(case, like, tables) for like in _variants(space, wanted)]
 
     def prime() -> None:
         for pricer in pricers:

@@ -19,7 +19,7 @@ LIMITS_S = {"llama_405b_16384_h100": 5.0, "gpt3_175b_512_a100": 15.0}
 PUBLISHED_PLANS_PER_S = 232.0
 
 #: Micro-batches of the second search, which make it 6.6 million legal plans.
-MICRO_BATCHES = {"micro_batch": divisors(3840, 32)}
+MICRO_BATCHES = {"micro_batch": divisors(7680, 40)}
 
 
 def _figures(name: str, found: SearchResult, cpu_s: float, wall_s: float) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def run(quick: bool = False) -> dict[str, Any]:
     """Both searches; ``quick`` leaves most options of the second out."""
     reference = element_operations_per_s()
     options = {"offload": OPTIONS["offload"]} if quick else OPTIONS
-    llama, asked = load_scenario("llama-3.1-405b-16k-h100"), gpt3()
+    llama, asked = load_scenario("llama-3.1-405b-16k-h100"), gpt3(7680)
     cases = {
         "llama_405b_16384_h100": timed(lambda: search(llama)),
         "gpt3_175b_512_a100": timed(lambda: search(asked, fixed=MICRO_BATCHES, options=options)),

@@ -22,7 +22,7 @@ from simulator.cost.pricing import price_layout
 from simulator.errors import Problem, UserError
 from simulator.planner.grid import GridPricer
 from simulator.planner.plan_grid import PlanGrid
-from simulator.planner.space import CHUNK, RULE_TEXTS, Space, default_axes
+from simulator.planner.space import CHUNK, RULE_TEXTS, Rule, Space, default_axes, offloadable
 from simulator.planner.tables import Tables
 from simulator.spec.cluster import Cluster
 from simulator.spec.layout import build_layout
@@ -159,13 +159,15 @@ def _variants(like: Plan, options: Mapping[str, Sequence[Any]]) -> Iterator[Plan
 def _look(space: Space, pricers: Sequence[GridPricer], risk: float, best: _Best) -> None:
     """All plans of a space, each as every pricer's variant."""
     usable = float(pricers[0].gpu.usable_memory_bytes)
-    for chunk in space.chunks(CHUNK):
+    for whole in space.chunks(CHUNK):
         for pricer in pricers:
+            chunk = offloadable(whole, pricer.like)
+            best.left_out[RULE_TEXTS[Rule.OFFLOAD]] += len(whole) - len(chunk)
             best.legal += len(chunk)
             memory = pricer.memory(chunk, stop_at_risk=risk)
             fits = np.flatnonzero(memory.oom_risk <= risk)
             if not len(fits):
-                if not best.fitting:
+                if not best.fitting and len(chunk):
                     best.note_nearest(chunk, memory.oom_risk, memory.needed_bytes / usable, pricer)
                 continue
             some = chunk if len(fits) == len(chunk) else chunk.take(fits)

@@ -27,7 +27,7 @@ from simulator.planner.plan_grid import (
     PlanGrid,
     joined,
 )
-from simulator.spec.plan import SCHEDULES, Recompute
+from simulator.spec.plan import SCHEDULES, Plan, Recompute
 from simulator.spec.resolve_plan import Case
 
 Bools = npt.NDArray[np.bool_]
@@ -62,6 +62,7 @@ class Rule(IntEnum):
     LAYERED = 15
     STACK_SHARDING = 16
     NOTHING_TO_SHARD = 17
+    OFFLOAD = 18
 
 
 RULE_TEXTS = {
@@ -82,6 +83,7 @@ RULE_TEXTS = {
     Rule.LAYERED: "layered gradient accumulation needs zero3 and no pipeline",
     Rule.STACK_SHARDING: "the stack runs pipelines without sharded gradients or parameters",
     Rule.NOTHING_TO_SHARD: "one data-parallel rank: sharding changes nothing",
+    Rule.OFFLOAD: "offloading activations needs full recompute, which keeps layers' inputs alone",
 }
 
 
@@ -319,6 +321,13 @@ def broken_rules(case: Case, g: PlanGrid, tp_in_node: bool = False) -> Ints:
     ):
         found = np.where((found == 0) & broken, int(rule), found)
     return found
+
+
+def offloadable(g: PlanGrid, like: Plan) -> PlanGrid:
+    """The rows that keep what ``like`` offloads."""
+    if like.offload != "activations":
+        return g
+    return g.take(np.flatnonzero(g.recompute == Recompute.FULL))
 
 
 def _batch_rules(case: Case, g: PlanGrid) -> Iterator[tuple[Rule, Bools]]:

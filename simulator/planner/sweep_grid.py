@@ -26,7 +26,7 @@ from simulator.planner.sweep import Row, Sweep, infeasible
 from simulator.planner.tables import Tables
 from simulator.spec.inputs import PlanInput
 from simulator.spec.layout import build_layout
-from simulator.spec.plan import SCHEDULES, Plan
+from simulator.spec.plan import SCHEDULES, Plan, Recompute
 from simulator.spec.resolve_plan import SEQUENCE_PARALLEL_STACKS, Case
 from simulator.spec.scenario import Scenario, scenario_from_mapping
 
@@ -133,6 +133,9 @@ def _priced_rows(
     broken = broken_rules(case, grid)
     # A search leaves these out since they gain nothing; a sweep asks for them.
     broken = np.where(broken == Rule.NOTHING_TO_SHARD, 0, broken)
+    if like.offload == "activations":
+        keeps_more = (broken == 0) & (grid.recompute != Recompute.FULL)
+        broken = np.where(keeps_more, int(Rule.OFFLOAD), broken)
     legal = np.flatnonzero(broken == 0)
     rows = [
         row | {"status": "infeasible", "reason": RULE_TEXTS[Rule(int(code))] if code else ""}

@@ -132,3 +132,10 @@ def test_tables_price_each_combination_once() -> None:
     rows = table.rows(more, np.array([3, 9, 4]))
     np.testing.assert_array_equal(table.values[0][rows], [13, 79, 24])
     assert asked == [3, 1]
+
+
+def test_activations_are_offloaded_only_under_full_recompute() -> None:
+    found = search(scenario(), options={"offload": ["activations"]})
+    assert {p.plan.recompute.name for p in found.plans} == {"FULL"}
+    assert any("offloading" in reason for reason in found.left_out)
+    assert found.considered == found.fitting + sum(found.left_out.values())
