@@ -22,7 +22,7 @@ import typer
 from simulator.errors import UserError
 
 #: Modules of ``simulator.commands``, in the order in which ``--help`` lists them.
-GROUPS = ("predict", "plan", "sweep", "purchase", "validate", "calibrate", "catalogue")
+GROUPS = ("predict", "plan", "sweep", "purchase", "validate", "calibrate", "replay", "catalogue")
 
 EXIT_OTHER = 1
 EXIT_BAD_INPUT = 2

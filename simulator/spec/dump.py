@@ -44,7 +44,7 @@ def scenario_to_mapping(scenario: Scenario) -> dict[str, Any]:
         data["plan"] = plan_to_mapping(scenario.plan)
     if scenario.sweep:
         data["sweep"] = {axis: list(values) for axis, values in scenario.sweep.items()}
-    for key in ("purchase", "economics", "outputs"):
+    for key in ("purchase", "economics", "replay", "outputs"):
         if getattr(scenario, key) is not None:
             data[key] = dict(getattr(scenario, key))
     data["risk"] = scenario.risk

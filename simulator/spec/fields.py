@@ -181,6 +181,11 @@ Bytes = Annotated[
     PlainValidator(partial(whole, high=MAX_BYTES)),
     WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_BYTES}),
 ]
+PositiveBytes = Annotated[
+    int,
+    PlainValidator(partial(whole, low=1, high=MAX_BYTES)),
+    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MAX_BYTES}),
+]
 SmallCount = Annotated[
     int,
     PlainValidator(partial(whole, low=1, high=1024)),
@@ -205,6 +210,12 @@ PositiveNumber = Annotated[
     float,
     PlainValidator(partial(_number, low=0.0, above=True)),
     WithJsonSchema({"type": "number", "exclusiveMinimum": 0}),
+]
+#: How many times slower something is.
+Factor = Annotated[
+    float,
+    PlainValidator(partial(_number, low=1.0, high=1000.0)),
+    WithJsonSchema({"type": "number", "minimum": 1, "maximum": 1000}),
 ]
 Share = Annotated[
     float,

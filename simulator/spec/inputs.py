@@ -18,11 +18,13 @@ from hardware_db.schema import FabricSpec
 from simulator.spec.fields import (
     Bytes,
     Count,
+    Factor,
     Flag,
     InputModel,
     Name,
     NodeCount,
     Number,
+    PositiveBytes,
     PositiveNumber,
     SmallCount,
     SmallWhole,
@@ -270,3 +272,20 @@ class PlanInput(InputModel):
     offload: Annotated[str, *_OFFLOAD] = "none"
     stage_layers: Annotated[list[Count], Field(min_length=1, max_length=10_000)] | None = None
     assignment: Annotated[list[AssignmentInput], Field(max_length=10_000)] = Field([])
+
+
+_PER_RANK = Field(min_length=1, max_length=10_000)
+
+
+class ReplayInput(InputModel):
+    """``replay``: how ``gpumix replay`` runs the plan, and a mixed cluster that it emulates.
+
+    ``slowdown`` and ``memory_bytes`` have one entry for each rank, in rank order: the factor by
+    which the rank is slowed, and the bytes that it may allocate. Only a replay reads them.
+    """
+
+    steps: Count = 10
+    warmup: SmallWhole = 2
+    threads: Annotated[SmallCount | None, Field(description="CPU threads of each rank")] = None
+    slowdown: Annotated[list[Factor] | None, _PER_RANK] = None
+    memory_bytes: Annotated[list[PositiveBytes] | None, _PER_RANK] = None

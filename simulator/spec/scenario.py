@@ -41,9 +41,10 @@ class Scenario:
 
     ``plan`` is None where it is to be searched. ``sweep`` maps a dotted axis (``plan.tp``) to its
     values. ``purchase`` and ``economics`` are plain data that has been checked
-    (:func:`~simulator.spec.resolve_purchase.resolve_purchase` reads them), ``outputs`` is checked
-    where it is used. ``risk`` is the accepted probability of running out of memory. ``given`` is
-    the input as it was written; ``defaults`` has a line for each value that was filled in.
+    (:func:`~simulator.spec.resolve_purchase.resolve_purchase` reads them), and so is ``replay``
+    (see :class:`~simulator.spec.inputs.ReplayInput`); ``outputs`` is checked where it is used.
+    ``risk`` is the accepted probability of running out of memory. ``given`` is the input as it
+    was written; ``defaults`` has a line for each value that was filled in.
     """
 
     title: str
@@ -55,6 +56,7 @@ class Scenario:
     sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     purchase: Mapping[str, Any] | None = None
     economics: Mapping[str, Any] | None = None
+    replay: Mapping[str, Any] | None = None
     risk: float = 0.05
     outputs: Mapping[str, Any] = field(default_factory=dict)
     source: str = field(default="", compare=False)
@@ -144,6 +146,7 @@ def scenario_from_source(text: SourceText, folder: Path) -> Scenario:
         sweep=sweep,
         purchase=data.get("purchase"),
         economics=data.get("economics"),
+        replay=data.get("replay"),
         risk=sections.risk,
         outputs=sections.outputs,
         source=text.source,

@@ -13,6 +13,7 @@ from simulator.spec.inputs import (
     ClusterInput,
     ModelInput,
     PlanInput,
+    ReplayInput,
     WorkloadInput,
     name_or_fields,
 )
@@ -27,6 +28,7 @@ class SectionsInput(InputModel):
     economics: EconomicsInput | None = None
     risk: Share = 0.05
     outputs: FreeMapping = Field({})
+    replay: ReplayInput | None = None
 
 
 class ScenarioInput(SectionsInput):
