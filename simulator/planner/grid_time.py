@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,9 +17,9 @@ from simulator.cost.pricing import PieceTimes, RankTimes, price_ranks
 from simulator.evaluate.sharded_form import ShardedUnit, sharded_pass_s, sharded_waits_s
 from simulator.evaluate.uniform import Kinds, UniformPipeline, UniformSync, uniform_step_s
 from simulator.graph.pipelined import exposed_reduction_s
-from simulator.planner.plan_grid import LAYERED, Group, PlanGrid, groups
+from simulator.planner.plan_grid import LAYERED, SHARDINGS, Group, PlanGrid, groups
 from simulator.planner.site import group_batch, joined_batches, make_context, make_site
-from simulator.planner.space import Axes
+from simulator.planner.space import Axes, with_shard_degrees
 from simulator.planner.stages import Held, StageKinds, stage_kinds
 from simulator.planner.tables import Tables, stacked
 from simulator.spec.plan import SCHEDULES, Plan, Sharding
@@ -98,14 +99,28 @@ class StepTimes:
         return result
 
     def prime(self, axes: Axes) -> None:
-        """Price the kernels of all combinations of some axes at once: faster than as they come."""
-        heads = self.case.model.heads
-        tp = [d for d in axes.tp if heads % d == 0]
+        """Price kernels and collectives of all combinations of some axes at once.
+
+        Faster than pricing them as they come, chunk by chunk.
+        """
+        tp = [d for d in axes.tp if self.case.model.heads % d == 0]
         values = (tp, axes.cp, axes.ep, axes.micro_batch, axes.sequence_parallel, axes.recompute)
-        size = 2 * int(np.prod([len(v) for v in values]))
-        if 0 < size <= MAX_PRIMED:
-            columns = np.meshgrid(*values, (0, 1), indexing="ij")
-            self._kernels.rows(*(c.reshape(-1).astype(np.int64) for c in columns))
+        columns = _combinations(*values, (0, 1))
+        if columns is not None:
+            self._kernels.rows(*columns)
+        gpus = self.case.cluster.n_gpus
+        kinds = [SHARDINGS.index(name) for name in axes.sharding]
+        columns = _combinations(axes.pp, tp, axes.cp, axes.ep, kinds)
+        if columns is None:
+            return
+        pp, tps, cp, ep, sharding = (c[gpus % (columns[0] * columns[1] * columns[2]) == 0]
+                                     for c in columns)  # fmt: skip
+        one, no = np.ones_like(pp), np.zeros_like(pp)
+        dp = gpus // np.maximum(pp * tps * cp, 1)
+        grid = PlanGrid(tps, pp, cp, dp, one, one, ep, one, no, no, sharding, no)
+        key = _sync_key(with_shard_degrees(self.case, grid))
+        self._sync.rows(*key)
+        self._update.rows(*key)
 
     def _group_s(self, grid: PlanGrid, group: Group) -> Floats:
         """Plans of one pipeline shape; without stages fully sharded ones go unit by unit."""
@@ -349,6 +364,13 @@ def _uneven_s(pieces: dict[str, Piece], kinds: StageKinds) -> Floats | float:
         return 0.0
     less = Weights(dense, moe, 0.0, 0.0)
     return np.asarray(sum(less.total(pieces, p) for p in _PASSES))
+
+
+def _combinations(*values: Sequence[int]) -> list[Ints] | None:
+    """All combinations as columns; None where there are none or too many to price beforehand."""
+    if not 0 < int(np.prod([len(v) for v in values])) <= MAX_PRIMED:
+        return None
+    return [c.reshape(-1).astype(np.int64) for c in np.meshgrid(*values, indexing="ij")]
 
 
 def _sync_key(grid: PlanGrid) -> tuple[Ints, ...]:
