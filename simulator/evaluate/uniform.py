@@ -22,11 +22,13 @@ Array = npt.NDArray[np.float64]
 Integers = int | npt.NDArray[np.integer]
 
 
-def _where(condition: Any, yes: Any, no: Any) -> Any:
+def _where(condition: Any, yes: Any, no: Any) -> Array:
     """``numpy.where``; a choice that is the same for all rows touches no array."""
     if isinstance(condition, (bool, np.bool_)):
-        return yes if condition else no
-    return np.where(condition, yes, no)
+        chosen: Array = yes if condition else no
+        return chosen
+    rows: Array = np.where(condition, yes, no)
+    return rows
 
 
 def _number(value: Integers) -> Any:
@@ -130,7 +132,8 @@ def uniform_step_s(
     if schedule == "interleaved":
         wait = np.maximum(wait, _late_gather_s(stage.forward, sync, p, vpp, micro_batches))
     rest = (1.0 - sync.overlap_gather) * gather.largest(p)
-    return end + wait + rest + sync.optimizer + sync.step_overhead
+    total: Array = end + wait + rest + sync.optimizer + sync.step_overhead
+    return total
 
 
 def _backlog_s(
@@ -185,9 +188,11 @@ class _Paths:
             return value[rows] if np.ndim(value) else value
 
         kinds = (self.forward, self.back, self.weight)
-        taken = (Kinds(some(k.first), some(k.middle), some(k.last)) for k in kinds)
-        sends = (some(x) for x in (self.hop_forward, self.hop_back, self.slot))
-        return _Paths(*taken, *sends, self.split)
+        forward, back, weight = (Kinds(some(k.first), some(k.middle), some(k.last)) for k in kinds)
+        hop_forward, hop_back, slot = (
+            some(x) for x in (self.hop_forward, self.hop_back, self.slot)
+        )
+        return _Paths(forward, back, weight, hop_forward, hop_back, slot, self.split)
 
     @property
     def hop(self) -> Array:
