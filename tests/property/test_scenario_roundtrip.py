@@ -58,8 +58,10 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
         "recompute": draw(st.sampled_from(["none", "selective", "full", {"full": 3}])),
         "precision": draw(st.sampled_from(["bf16", "fp16"])),
         "compile": draw(st.booleans()),
-        "offload": draw(st.sampled_from(["none", "optimizer", "activations"])),
+        "offload": draw(st.sampled_from(["none", "optimizer"])),
     }
+    if plan["recompute"] == "full" and draw(st.booleans()):
+        plan["offload"] = "activations"
     return {
         "model": draw(st.sampled_from(["llama-3.1-8b", {"base": "gpt3-13b", "dropout": 0.1}])),
         "workload": {
