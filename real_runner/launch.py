@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from real_runner.memory import memory_summary
 from simulator.errors import UserError
 
 #: Seconds for other ranks to write what they saw after one has failed.
@@ -73,6 +74,14 @@ def context_from_env() -> RankContext | None:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     return RankContext(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device)
+
+
+def out_of_memory(error: BaseException) -> RunFailure:
+    """The failure of this process, a rank of another launcher, for want of memory."""
+    context = context_from_env()
+    assert context is not None
+    message = f"{type(error).__name__}: {error}"
+    return RunFailure(context.rank, "oom", message, memory=memory_summary(error, context.device))
 
 
 def launch(

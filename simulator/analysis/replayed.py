@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulator.analysis.emulated import rank_classes
+from simulator.cost.kernel_rates import rates
 
 if TYPE_CHECKING:
     from simulator.analysis.emulated import Emulation
@@ -17,7 +18,13 @@ WIDE_SPREAD = 0.2
 #: Categories of time that are communication.
 COMMUNICATION = ("tp", "cp", "ep", "pp", "dp", "fsdp")
 #: Figures that both sides have; errors are predicted / measured - 1.
-COMPARED = ("step_time_s", "tokens_per_s", "peak_allocated_bytes", "peak_reserved_bytes")
+COMPARED = (
+    "step_time_s",
+    "tokens_per_s",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "exposed_communication_s",
+)
 
 
 def replay_document(
@@ -30,8 +37,9 @@ def replay_document(
     """The document of ``gpumix replay --json``.
 
     ``predicted`` and ``measured`` (None where the run failed), ``errors`` as fractions of the
-    measured value (0.05: predicted 5 % too much), ``ranks`` with both sides of each rank,
-    ``failure`` (rank, cause, message, memory) and ``warnings``.
+    measured value (0.05: predicted 5 % too much; none for what the run couldn't measure: reserved
+    bytes on a CPU, exposed communication in torch's own runtimes), ``ranks`` with both sides of
+    each rank, ``failure`` (rank, cause, message, memory) and ``warnings``.
     """
     predicted = _predicted(prediction)
     document: dict[str, Any] = {
@@ -56,7 +64,7 @@ def replay_document(
             if measured.get(key)
         }
         document["ranks"] = _ranks(layout, prediction, measured["ranks"])
-        document["warnings"] = warnings(measured["step_times_s"])
+        document["warnings"] = warnings(measured["step_times_s"], assumed_gpus(layout))
     return document
 
 
@@ -71,15 +79,25 @@ def step_spread(step_times_s: Sequence[float]) -> float:
     return (ordered[-1] - ordered[0]) / ordered[len(ordered) // 2]
 
 
-def warnings(step_times_s: Sequence[float]) -> list[str]:
-    """What makes the measurement doubtful."""
-    spread = step_spread(step_times_s)
-    if spread <= WIDE_SPREAD:
-        return []
-    return [
-        f"the measured steps differ by {spread:.0%} of the median: other work on this machine, "
-        "or too few steps"
+def warnings(step_times_s: Sequence[float], assumed_gpus: Sequence[str] = ()) -> list[str]:
+    """What makes the comparison doubtful: unsteady steps, devices that nobody has measured."""
+    found = [
+        f"{name}: step times are predicted with assumed kernel rates: compare plans, not seconds"
+        for name in assumed_gpus
     ]
+    spread = step_spread(step_times_s)
+    if spread > WIDE_SPREAD:
+        found.append(
+            f"the measured steps differ by {spread:.0%} of the median: other work on this "
+            "machine, or too few steps"
+        )
+    return found
+
+
+def assumed_gpus(layout: Layout) -> list[str]:
+    """Devices of the layout whose kernel rates are neither measured nor transferred."""
+    names = {c.gpu.name: rates(c.gpu).basis for c in layout.classes}
+    return [name for name, basis in names.items() if basis == "assumed"]
 
 
 def _predicted(prediction: Prediction) -> dict[str, Any]:

@@ -137,7 +137,8 @@ def _run(
     layout: Layout, settings: RunSettings, *, quiet: bool
 ) -> tuple[dict[str, Any] | None, RunFailure | None]:
     """What was measured, or how the run failed."""
-    from real_runner.launch import RunFailure
+    from real_runner.launch import RunFailure, context_from_env, out_of_memory
+    from real_runner.memory import is_out_of_memory
     from real_runner.train import run_plan
 
     count = settings.warmup + settings.steps
@@ -147,6 +148,11 @@ def _run(
             return run_plan(layout, settings), None
         except RunFailure as failure:
             return None, failure
+        except Exception as error:
+            # Under torchrun this process is a rank itself.
+            if context_from_env() is None or not is_out_of_memory(error):
+                raise
+            return None, out_of_memory(error)
 
 
 @contextmanager

@@ -19,6 +19,8 @@ from simulator.cli import main
 
 pytest.importorskip("torch")
 
+from real_runner.launch import out_of_memory
+
 MODEL = {
     "name": "tiny-llama", "layers": 2, "hidden": 64, "ffn": 160, "heads": 4, "kv_heads": 2,
     "head_dim": 16, "vocab": 256,
@@ -148,6 +150,19 @@ def test_a_stopped_replay_takes_its_ranks_with_it(
         process.wait()
     assert ranks_alive(tmp_path) == []
     assert list((tmp_path / "tmp").glob("gpumix-run-*")) == []
+
+
+def test_a_rank_of_another_launcher_reports_its_own_want_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"RANK": "3", "WORLD_SIZE": "4", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    error = MemoryError("no room")
+    error.add_note("live 1 MiB")
+    failure = out_of_memory(error)
+    assert (failure.rank, failure.exit_code) == (3, 3)
+    assert str(failure) == "rank 3: oom: MemoryError: no room"
 
 
 def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:

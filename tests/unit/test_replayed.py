@@ -16,7 +16,13 @@ from simulator.analysis.emulated import (
     replay_layout,
     scenario_emulation,
 )
-from simulator.analysis.replayed import relative_error, replay_document, step_spread, warnings
+from simulator.analysis.replayed import (
+    assumed_gpus,
+    relative_error,
+    replay_document,
+    step_spread,
+    warnings,
+)
 from simulator.cost.pricing import price_layout
 from simulator.errors import UserError
 from simulator.interop.replay_row import runs_csv
@@ -40,6 +46,7 @@ def measured(ranks: int = 2, step_time_s: float = 0.5) -> dict[str, Any]:
         "tokens_per_s": 1000.0,
         "peak_allocated_bytes": 100_000_000,
         "peak_reserved_bytes": None,
+        "exposed_communication_s": 0.0,
         "ranks": [{"rank": i, **rank} for i in range(ranks)],
     }
 
@@ -126,7 +133,8 @@ def test_document_has_both_sides_and_their_errors(mixed: Scenario) -> None:
     for key in ("step_time_s", "tokens_per_s", "peak_allocated_bytes"):
         ratio = document["predicted"][key] / document["measured"][key]
         assert document["errors"][key] == pytest.approx(ratio - 1)
-    assert "peak_reserved_bytes" not in document["errors"]  # not measured on a CPU
+    # Not measured: no allocator on a CPU, no clock in torch's own runtimes.
+    assert not {"peak_reserved_bytes", "exposed_communication_s"} & document["errors"].keys()
     peaks = [r["predicted_peak_allocated_bytes"] for r in document["ranks"]]
     assert max(peaks) == document["predicted"]["peak_allocated_bytes"]
 
@@ -136,6 +144,12 @@ def test_errors_and_spread() -> None:
     assert step_spread([1.0, 1.2, 0.9]) == pytest.approx(0.3)
     assert warnings([1.0, 1.01]) == []
     assert "30%" in warnings([1.0, 1.2, 0.9])[0]
+
+
+def test_seconds_of_an_unmeasured_device_are_doubted(mixed: Scenario) -> None:
+    assert assumed_gpus(replay_layout(mixed)) == ["cpu"]
+    assert assumed_gpus(replay_layout(load_scenario("llama-3.1-8b-dgx-h100"))) == []
+    assert "assumed kernel rates" in warnings([1.0], ["cpu"])[0]
 
 
 PLANS: list[dict[str, Any]] = [
