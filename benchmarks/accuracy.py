@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 import hardware_db
+from simulator.cost.calibration import step_calibration
 from simulator.cost.kernel_rates import calibration, rates
 from simulator.errors import UserError
-from simulator.cost.calibration import step_calibration
 from simulator.interop.calibrating import held_out, timed_runs
 from simulator.interop.layers import LayerPrediction, layer_summary, predict_layers
 from simulator.interop.run_rows import read_table
