@@ -107,8 +107,8 @@ def _answer(
     # Suggestions price a dozen other plans: only where somebody reads them.
     evaluator: Evaluator = "closed form" if options is None else "engine"
     with_suggestions = options is not None or out is not None
-    waiting = stderr_console().status(f"{evaluator}: {scenario.title}")
-    with nullcontext() if as_json else waiting:
+    # Rich is loaded only for a person: machines shouldn't wait for it.
+    with nullcontext() if as_json else stderr_console().status(f"{evaluator}: {scenario.title}"):
         prediction, layout, evaluation = predict(
             scenario, evaluator=evaluator, options=options, with_suggestions=with_suggestions
         )
