@@ -25,7 +25,6 @@ from simulator.spec.problems import Collector
 from simulator.spec.resolve import resolve_model, resolve_stack
 from simulator.spec.resolve_cluster import resolve_cluster
 from simulator.spec.resolve_plan import Case, default_stack, resolve_plan
-from simulator.spec.resolve_purchase import check_currency, check_purchase
 from simulator.spec.sections import ScenarioInput, SectionsInput
 from simulator.spec.stack import Stack
 from simulator.spec.workload import Workload
@@ -129,9 +128,8 @@ def scenario_from_source(text: SourceText, folder: Path) -> Scenario:
         case = Case(model, workload, cluster, stack)
         plan = _plan(entry, case, report) if entry is not None else None
     sweep = _sweep(data.get("sweep"), report)
-    check_currency(data, report)
-    if sections is not None:
-        check_purchase(sections.purchase, sections.economics, data, report)
+    if data.get("purchase") is not None or data.get("economics") is not None:
+        _check_money(sections, data, report)
     report.raise_if_any()
     assert model and workload and cluster and stack and sections
     if "risk" not in data:
@@ -221,6 +219,17 @@ def _plan(entry: PlanInput, case: Case, report: Collector) -> Plan | None:
     for check in CHECKS:
         check(case, plan, report)
     return plan
+
+
+def _check_money(
+    sections: SectionsInput | None, data: Mapping[str, Any], report: Collector
+) -> None:
+    """Check candidates and prices; loaded only where a scenario has them."""
+    from simulator.spec.resolve_purchase import check_currency, check_purchase
+
+    check_currency(data, report)
+    if sections is not None:
+        check_purchase(sections.purchase, sections.economics, data, report)
 
 
 def _sweep(data: Any, report: Collector) -> dict[str, tuple[Any, ...]]:
