@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 EXIT_DOES_NOT_FIT = 3
 
+#: Largest slow-down of a rank class that the engine is asked for.
+_SLOWEST = 1000.0
+
 ScenarioArgument = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A scenario file, or a shipped one by name.")
 ]
@@ -85,10 +88,13 @@ def _stragglers(given: list[str]) -> dict[int, float]:
     for text in given:
         left, _, right = text.partition("=")
         try:
-            found[int(left)] = float(right)
+            number, factor = int(left), float(right)
         except ValueError:
-            problem = Problem("--straggler", f"{text!r} isn't CLASS=FACTOR", "for example 3=1.5")
-            raise UserError(problem) from None
+            number, factor = -1, 0.0
+        if number < 0 or not 0.0 < factor <= _SLOWEST:
+            hint = f"a rank class and a factor above 0, at most {_SLOWEST:g}, for example 3=1.5"
+            raise UserError(Problem("--straggler", f"{text!r} isn't CLASS=FACTOR", hint))
+        found[number] = factor
     return found
 
 

@@ -8,10 +8,12 @@ them; :class:`Tuning` holds by how much. ``hardware_db/calibration/steps.yaml`` 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -19,6 +21,7 @@ import yaml
 from hardware_db.schema import GpuSpec
 from simulator.cost.kernel_rates import rates
 from simulator.cost.network import LinkParams, Network
+from simulator.errors import Problem, UserError
 
 
 @dataclass(frozen=True)
@@ -90,12 +93,25 @@ def tuned_network(net: Network, tuned: Tuning) -> Network:
 
 @cache
 def step_calibration() -> dict[str, Any]:
-    """Contents of ``hardware_db/calibration/steps.yaml``; empty where there is none."""
-    path = files("hardware_db") / "calibration" / "steps.yaml"
-    if not path.is_file():
-        return {}
+    """The calibration in use: the shipped one, or the file that GPUMIX_CALIBRATION names.
+
+    Raises:
+        UserError: the named file can't be read or isn't a calibration.
+    """
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return dict(yaml.load(path.read_text("utf-8"), Loader=loader) or {})
+    own = os.environ.get("GPUMIX_CALIBRATION")
+    if not own:
+        path = files("hardware_db") / "calibration" / "steps.yaml"
+        return dict(yaml.load(path.read_text("utf-8"), Loader=loader))
+    try:
+        table = yaml.load(Path(own).read_text("utf-8"), Loader=loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = f"can't be read: {type(error).__name__}"
+        raise UserError(Problem("GPUMIX_CALIBRATION", reason, source=own)) from None
+    if not isinstance(table, dict) or not isinstance(table.get("groups"), dict):
+        hint = "a file that gpumix calibrate wrote"
+        raise UserError(Problem("GPUMIX_CALIBRATION", "isn't a calibration", hint, source=own))
+    return table
 
 
 def tuning(stack: str, gpu: GpuSpec, table: Mapping[str, Any] | None = None) -> Tuning:

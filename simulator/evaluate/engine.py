@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
+from simulator.errors import Problem, UserError
 from simulator.evaluate.critical_path import longest_path
 from simulator.evaluate.resources import SharedLinks
 from simulator.evaluate.timeline import Timeline, class_seconds
@@ -161,7 +162,8 @@ def _straggler_factors(
 ) -> npt.NDArray[np.float64]:
     unknown = [c for c in stragglers if not 0 <= c < graph.n_classes]
     if unknown:
-        raise ValueError(f"stragglers name classes {unknown}; there are {graph.n_classes}")
+        found = f"names classes {unknown}, which the layout lacks"
+        raise UserError(Problem("stragglers", found, f"0 to {graph.n_classes - 1}"))
     factor = np.ones(graph.n_tasks)
     waits = np.isin(graph.profile, [CATEGORY[name] for name in ("pp", "dp", "fsdp", "bubble")])
     for index in graph.compute_streams:

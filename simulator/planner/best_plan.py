@@ -20,7 +20,7 @@ from simulator.planner.candidate import Candidate
 from simulator.planner.gpumix import LAYERED, STYLES, Limits, plan_gpumix
 from simulator.planner.mixed_pipeline import plan_mixed_pipelines
 from simulator.planner.rank_tables import Job
-from simulator.planner.recommend import base_plan
+from simulator.planner.recommend import base_plan, half_precision
 from simulator.planner.search import search
 from simulator.spec.cluster import Cluster
 from simulator.spec.layout import Layout, build_layout
@@ -78,10 +78,7 @@ def _alone(cluster: Cluster) -> Iterator[Cluster]:
 
 def _plainest(scenario: Scenario) -> Found:
     """Everything sharded and recomputed: what a cluster that is too small is too small for."""
-    native = all(gpu.supports("bf16") for gpu in scenario.cluster.gpu_types)
-    data = {
-        "sharding": "zero3", "recompute": "full", "precision": "bf16" if native else "fp16",
-    }  # fmt: skip
+    data = {"sharding": "zero3", "recompute": "full", "precision": half_precision(scenario)}
     try:
         plan = plan_from_mapping(
             data, scenario.model, scenario.workload, scenario.cluster, scenario.stack
@@ -130,10 +127,9 @@ def _quick(layout: Layout, accepted: float) -> Score:
 
 def _searched(scenario: Scenario) -> Found:
     """The best uniform plan on equal GPUs."""
-    native = all(gpu.supports("bf16") for gpu in scenario.cluster.gpu_types)
     asked = replace(scenario, cluster=_one_group(scenario.cluster))
     try:
-        result = search(asked, top=1, options={"precision": ["bf16" if native else "fp16"]})
+        result = search(asked, top=1, options={"precision": [half_precision(scenario)]})
     except UserError:
         return None
     found = result.plans[0] if result.plans else result.least_risky

@@ -115,6 +115,12 @@ def recommend(scenario: Scenario, request: Request = Request()) -> Recommendatio
     )  # fmt: skip
 
 
+def half_precision(scenario: Scenario) -> str:
+    """bf16, or fp16 where a GPU lacks bf16 and the stack has an fp16 recipe."""
+    native = all(g.supports("bf16") for g in scenario.cluster.gpu_types)
+    return "fp16" if "fp16" in scenario.stack.recipes and not native else "bf16"
+
+
 def base_plan(scenario: Scenario, fixed: Mapping[str, Any]) -> Plan:
     """Degrees and precision that a search starts from, with the fixed fields set.
 
@@ -124,8 +130,7 @@ def base_plan(scenario: Scenario, fixed: Mapping[str, Any]) -> Plan:
     from simulator.spec.scenario import plan_from_mapping
 
     given = scenario.plan
-    native = all(g.supports("bf16") for g in scenario.cluster.gpu_types)
-    data: dict[str, Any] = {"precision": "bf16" if native else "fp16"}
+    data: dict[str, Any] = {"precision": half_precision(scenario)}
     if given is not None:
         data = {
             "precision": given.precision, "optimizer": given.optimizer,

@@ -70,9 +70,9 @@ def report_texts(
 
 def prepare_directory(out: Path) -> None:
     """Make the directory of a report. Raises UserError where that is impossible."""
-    if out.exists() and not out.is_dir():
-        raise UserError(Problem("--out", f"{out} is a file", "name a directory"))
     try:
+        if out.exists() and not out.is_dir():
+            raise UserError(Problem("--out", f"{out} is a file", "name a directory"))
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
             pass
