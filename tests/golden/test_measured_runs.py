@@ -44,7 +44,7 @@ def predicted(data_dir: Path, table: str, sample: int = SAMPLE) -> list[RunPredi
         ("megatron_2205_05198", 0.04),
         ("nemo_h100_fp8", 0.08),
         ("sailor_gh200", 0.12),
-        ("torchtitan", 0.08),
+        ("torchtitan", 0.055),
         ("vtrain_multi", 0.10),
         ("vtrain_single", 0.10),
     ],
