@@ -58,11 +58,12 @@ REMARKS = (
 #: What leaving rows out of a fit does not undo.
 _CHOSEN_BY_HAND = """\
 "Held out" covers the fitted factors only. The model's form and several constants were chosen by
-hand with these tables in view, so the figures below are kinder than those of a run nobody has looked at:
-launches per tensor-parallel collective and megatron-deepspeed's launch time (vtrain_single),
-passes of the fused softmax (the unfused-attention tables together), bytes of the loss, the fit's
-bounds and priors, GPUs with transferred rates as a group of their own (after seeing b200), and
-most memory constants. The in-sample table above is no evidence for unseen runs.
+hand with these tables in view, so the figures below are kinder than those of a run nobody has
+looked at: launches per tensor-parallel collective and megatron-deepspeed's launch time
+(vtrain_single), passes of the fused softmax (the unfused-attention tables together), bytes of
+the loss, the fit's bounds and priors, GPUs with transferred rates as a group of their own
+(after seeing b200), and most memory constants. The in-sample table above is no evidence for
+unseen runs.
 """
 
 
